@@ -1,0 +1,70 @@
+"""The `prfaas` command: finds the subcommand's module, parses its options, turns errors into one line.
+
+A subcommand is a module in `prfaas_ref.commands` with `add_arguments(parser)` and `run(args) -> exit status`. Only the
+chosen one is imported, so that `prfaas plan --help` never pays for torch.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from prfaas_ref import __version__
+from prfaas_ref.errors import UserError
+
+COMMANDS = {
+    "demo": "serve real text on two clusters of processes and prove every answer equal to a single process",
+    "generate": "the single-process reference: continue a prompt and print the digest of its logits",
+    "worker": "one worker process (the demo starts these; you may too)",
+}
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    return (
+        "usage: prfaas COMMAND [options]\n\n"
+        "Prefill-as-a-Service, the reference implementation in pure PyTorch (arXiv 2604.15039).\n\n"
+        f"commands:\n{rows}\n\n`prfaas COMMAND --help` explains one. Start with `prfaas demo`."
+    )
+
+
+def find(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Split a command line into the command's name (of one or two words) and its arguments."""
+    for n in (2, 1):
+        name = " ".join(words[:n])
+        if len(words) >= n and name in COMMANDS:
+            return name, list(words[n:])
+    group = [name for name in COMMANDS if words and name.startswith(f"{words[0]} ")]
+    if group:
+        raise UserError(f"`prfaas {words[0]}` needs one of: " + ", ".join(name.split()[1] for name in group))
+    raise UserError(f"no command {words[0]!r}; `prfaas --help` lists them")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line. Returns the exit status: 0 good, 1 a check failed, 2 a mistake of the user's, 130 Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(f"prfaas {__version__}")
+        return 0
+    try:
+        name, rest = find(words)
+        module = importlib.import_module("prfaas_ref.commands." + name.replace(" ", "_"))
+        parser = argparse.ArgumentParser(
+            prog=f"prfaas {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.add_arguments(parser)
+        return int(module.run(parser.parse_args(rest)))
+    except UserError as error:
+        print(f"prfaas: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("prfaas: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away (`prfaas ... | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
