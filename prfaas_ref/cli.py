@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from prfaas_ref import __version__
 from prfaas_ref.errors import UserError
@@ -18,6 +19,13 @@ COMMANDS = {
     "generate": "the single-process reference: continue a prompt and print the digest of its logits",
     "worker": "one worker process (the demo starts these; you may too)",
 }
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one line, like every other error of this program."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; `{self.prog} --help` explains the options")
 
 
 def overview() -> str:
@@ -54,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         name, rest = find(words)
         module = importlib.import_module("prfaas_ref.commands." + name.replace(" ", "_"))
-        parser = argparse.ArgumentParser(
+        parser = Parser(
             prog=f"prfaas {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         module.add_arguments(parser)

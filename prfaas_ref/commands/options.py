@@ -1,0 +1,68 @@
+"""Options that several subcommands share, with one meaning and one default for all of them."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prfaas_ref.errors import UserError
+
+if TYPE_CHECKING:
+    from prfaas_ref.model.hybrid import HybridModel
+
+MAX_PROMPT_TOKENS = 2**18
+
+
+def positive(kind: type) -> "type":
+    """An argparse type: a number above zero."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise ValueError(text)
+        return value
+
+    parse.__name__ = f"positive {kind.__name__}"
+    return parse  # type: ignore[return-value]
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="toy", metavar="NAME|DIR", help="a preset, or a checkpoint directory (toy)")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="(float32)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the preset's random weights (0)")
+    parser.add_argument("--tokens", type=positive(int), default=16, metavar="N", help="tokens to generate at most (16)")
+    parser.add_argument("--threads", type=positive(int), metavar="N", help="threads per process; the bits stay the same")
+
+
+def start_runtime(args: argparse.Namespace) -> None:
+    from prfaas_ref.model.runtime import start
+
+    start(args.threads)
+
+
+def open_model(args: argparse.Namespace) -> "HybridModel":
+    from prfaas_ref.model.checkpoint import load_model
+
+    return load_model(args.model, dtype=args.dtype, seed=args.seed)
+
+
+def read_prompt(file: str | None) -> bytes:
+    """A prompt's bytes. Raises UserError for a missing, empty, unreadable or over-long file."""
+    name = file or "standard input"
+    try:
+        prompt = Path(file).read_bytes() if file else sys.stdin.buffer.read()
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror}") from error
+    if not prompt:
+        raise UserError(f"{name} is empty; a prompt needs at least one byte")
+    if len(prompt) > MAX_PROMPT_TOKENS:
+        raise UserError(f"{name} has {len(prompt)} bytes; at most {MAX_PROMPT_TOKENS} can be served")
+    return prompt
+
+
+def show_text(tokens: Sequence[int], width: int = 60) -> str:
+    """Byte tokens as printable text, cut to a width."""
+    text = bytes(t for t in tokens if t < 256).decode("utf-8", "replace")
+    shown = "".join(c if c.isprintable() else "·" for c in text)
+    return shown if len(shown) <= width else shown[: width - 1] + "…"

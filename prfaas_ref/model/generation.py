@@ -1,0 +1,84 @@
+"""The single-process reference: prefill the prompt, then decode token by token. Everything else is held against it."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prfaas_ref.errors import UserError
+from prfaas_ref.model.config import END
+from prfaas_ref.model.hybrid import HybridModel
+from prfaas_ref.model.state import HybridState
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What came out, and its proof: sha256 over the logits the tokens were drawn from (float32, little-endian, in order)."""
+
+    prompt_tokens: int
+    tokens: list[int]
+    logits_sha256: str
+
+
+def prefill(
+    model: HybridModel,
+    tokens: Sequence[int],
+    state: HybridState,
+    pages: Tensor,
+    chunk: int | None = None,
+    on_layer: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Process `tokens` of one request and return the logits [vocab] after the last.
+
+    chunk=None goes layer by layer over all tokens (layer-major: a layer is final early, and can be sent while the next
+    one computes). A number goes chunk by chunk of so many tokens (chunk-major: less memory). The bits are the same.
+    """
+    step = chunk or len(tokens)
+    for start in range(0, len(tokens), step):
+        last = start + step >= len(tokens)
+        part = torch.tensor([list(tokens[start : start + step])])
+        logits = model.forward(part, state, pages, on_layer=on_layer if last else None)
+    return logits[0, -1]
+
+
+def greedy(logits: Tensor) -> int:
+    """The most likely token, the lowest one on ties. Raises FloatingPointError if any logit is not finite."""
+    if not torch.isfinite(logits).all():
+        raise FloatingPointError("the logits are not finite; this request cannot be continued")
+    return int((logits == logits.max()).nonzero()[0])
+
+
+def logits_bytes(logits: Tensor) -> bytes:
+    """One logits vector as it enters `logits_sha256`."""
+    return logits.float().contiguous().numpy().astype("<f4", copy=False).tobytes()
+
+
+def generate(
+    model: HybridModel,
+    prompt: bytes | Sequence[int],
+    max_tokens: int = 32,
+    on_token: Callable[[int], None] | None = None,
+) -> Generation:
+    """Greedy continuation of a prompt (bytes, or token ids), in this process alone; stops after the end token."""
+    tokens = list(prompt)
+    if not tokens:
+        raise UserError("the prompt is empty; give at least one byte")
+    if max_tokens < 1:
+        raise UserError(f"max_tokens is {max_tokens}; it must be at least 1")
+    block = model.config.grid.block
+    n_pages = -(-(len(tokens) + max_tokens) // block)
+    state, pages = model.new_state(), model.new_pages(n_pages)
+    state.tables[0] = list(range(n_pages))
+    digest, out = hashlib.sha256(), []
+    with torch.inference_mode():
+        logits = prefill(model, tokens, state, pages, chunk=32 * block)
+        while True:
+            digest.update(logits_bytes(logits))
+            out.append(greedy(logits))
+            if on_token:
+                on_token(out[-1])
+            if len(out) == max_tokens or out[-1] == END:
+                return Generation(len(tokens), out, digest.hexdigest())
+            logits = model.forward(torch.tensor([out[-1:]]), state, pages)[0, -1]

@@ -1,0 +1,87 @@
+"""The hybrid language model: one forward function, of which prefill, decode, cache hits and hand-offs are schedules.
+
+The logits after a token prefix are a pure function of the weights and of that prefix, to the byte (docs/exactness.md).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from prfaas_ref.model.config import KDA as KDA_KIND
+from prfaas_ref.model.config import HybridConfig
+from prfaas_ref.model.exact import Linear, rms_norm
+from prfaas_ref.model.ffn import SwiGLU
+from prfaas_ref.model.kda import KDA
+from prfaas_ref.model.mla import MLA
+from prfaas_ref.model.schedule import Schedule
+from prfaas_ref.model.state import HybridState
+
+
+def below(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The weights whose names start with `prefix`, by the rest of their names."""
+    return {name[len(prefix) :]: tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+class Layer:
+    """x + mixer(norm x), then x + ffn(norm x)."""
+
+    def __init__(self, config: HybridConfig, kind: str, weights: dict[str, Tensor]) -> None:
+        self.eps = config.rms_norm_eps
+        self.input_norm = weights["input_layernorm.weight"].float()
+        self.post_norm = weights["post_attention_layernorm.weight"].float()
+        self.mixer = {KDA_KIND: KDA}.get(kind, MLA)(config, below(weights, "self_attn."))
+        self.ffn = SwiGLU(config, below(weights, "mlp."))
+
+    def __call__(self, x: Tensor, memory: object, schedule: Schedule) -> Tensor:
+        """x: [B, n, d]. memory: the layer's KDAState or its pages, advanced in place."""
+        x = x + self.mixer(rms_norm(x, self.input_norm, self.eps), memory, schedule)
+        return x + self.ffn(rms_norm(x, self.post_norm, self.eps).flatten(0, 1)).view_as(x)
+
+
+class HybridModel:
+    """Weights, ready to run. Stateless: whatever a request accumulates is in the `HybridState` and the pages given."""
+
+    def __init__(self, config: HybridConfig, weights: dict[str, Tensor]) -> None:
+        """weights: by published name, all of one dtype but for the float32 gates; copied (see `Linear`)."""
+        self.config, self.weights = config, weights
+        self.embed = weights["model.embed_tokens.weight"]
+        self.dtype = self.embed.dtype
+        self.layers = [
+            Layer(config, kind, below(weights, f"model.layers.{i}.")) for i, kind in enumerate(config.layer_kinds)
+        ]
+        self.norm = weights["model.norm.weight"].float()
+        self.head = Linear.of([weights["lm_head.weight"]], config.grid.slab)
+
+    def new_state(self, batch: int = 1) -> HybridState:
+        return HybridState.empty(batch, self.config, self.dtype)
+
+    def new_pages(self, n_pages: int) -> Tensor:
+        """Zeroed pages [n_pages, full layers, block, page_width]. A page must be zero when a request first gets it."""
+        config = self.config
+        return torch.zeros(n_pages, len(config.full_layers), config.grid.block, config.page_width, dtype=self.dtype)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        state: HybridState,
+        pages: Tensor,
+        on_layer: Callable[[int], None] | None = None,
+        rows: Sequence[int] = (-1,),
+    ) -> Tensor:
+        """Process tokens [B, n] (int64) after what `state` holds: B == 1, or n == 1.
+
+        Advances `state` and writes `pages` in place; the page tables must already cover the new tokens. on_layer(i) is
+        called when layer i's state and pages are final, while later layers are still to be computed. Returns the float32
+        logits [B, len(rows), vocab] after the given ones of the n tokens, by default the last.
+        """
+        schedule = Schedule.of(state, tokens.shape[1], self.config.grid)
+        x = self.embed[tokens]
+        for i, layer in enumerate(self.layers):
+            memory = state.layers[i] if i in state.layers else pages[:, self.config.full_layers.index(i)]
+            x = layer(x, memory, schedule)
+            if on_layer:
+                on_layer(i)
+        state.positions = [p + schedule.n for p in state.positions]
+        x = rms_norm(x[:, list(rows)], self.norm, self.config.rms_norm_eps)
+        return self.head(x.flatten(0, 1)).float().view(*x.shape[:2], -1)
