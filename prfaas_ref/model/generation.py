@@ -10,7 +10,11 @@ from torch import Tensor
 from prfaas_ref.errors import UserError
 from prfaas_ref.model.config import END
 from prfaas_ref.model.hybrid import HybridModel
+from prfaas_ref.model.schedule import Schedule
 from prfaas_ref.model.state import HybridState
+
+PIECE = 2048
+"""Tokens a layer takes at a time in a long prefill: it bounds the memory and changes no bit."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +31,22 @@ def prefill(
     tokens: Sequence[int],
     state: HybridState,
     pages: Tensor,
-    chunk: int | None = None,
-    on_layer: Callable[[int], None] | None = None,
+    order: str = "layer",
+    cuts: Sequence[int] = (),
+    on_cell: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """Process `tokens` of one request and return the logits [vocab] after the last.
+    """Process `tokens` of one request after what `state` holds, and return the logits [vocab] after the last.
 
-    chunk=None goes layer by layer over all tokens (layer-major: a layer is final early, and can be sent while the next
-    one computes). A number goes chunk by chunk of so many tokens (chunk-major: less memory). The bits are the same.
+    The work is a grid of cells (layer, piece of the prompt), the pieces divided by `cuts` (absolute positions). Either
+    order gives the same bits: "layer" finishes a layer early, so that it can be sent while the next one computes; "chunk"
+    finishes a piece through all layers. on_cell(layer, position): see `HybridModel.forward`.
     """
-    step = chunk or len(tokens)
-    for start in range(0, len(tokens), step):
-        last = start + step >= len(tokens)
-        part = torch.tensor([list(tokens[start : start + step])])
-        logits = model.forward(part, state, pages, on_layer=on_layer if last else None)
+    tokens = torch.tensor([list(tokens)])
+    if order == "layer":
+        return model.forward(tokens, state, pages, cuts=cuts, on_cell=on_cell)[0, -1]
+    for piece in Schedule.pieces(state, tokens.shape[1], cuts, model.config.grid):
+        part, tokens = tokens[:, : piece.n], tokens[:, piece.n :]
+        logits = model.forward(part, state, pages, on_cell=on_cell)
     return logits[0, -1]
 
 
@@ -73,7 +80,7 @@ def generate(
     state.tables[0] = list(range(n_pages))
     digest, out = hashlib.sha256(), []
     with torch.inference_mode():
-        logits = prefill(model, tokens, state, pages, chunk=32 * block)
+        logits = prefill(model, tokens, state, pages, cuts=range(0, len(tokens), PIECE))
         while True:
             digest.update(logits_bytes(logits))
             out.append(greedy(logits))

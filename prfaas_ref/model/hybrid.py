@@ -66,22 +66,26 @@ class HybridModel:
         tokens: Tensor,
         state: HybridState,
         pages: Tensor,
-        on_layer: Callable[[int], None] | None = None,
         rows: Sequence[int] = (-1,),
+        cuts: Sequence[int] = (),
+        on_cell: Callable[[int, int], None] | None = None,
     ) -> Tensor:
         """Process tokens [B, n] (int64) after what `state` holds: B == 1, or n == 1.
 
-        Advances `state` and writes `pages` in place; the page tables must already cover the new tokens. on_layer(i) is
-        called when layer i's state and pages are final, while later layers are still to be computed. Returns the float32
-        logits [B, len(rows), vocab] after the given ones of the n tokens, by default the last.
+        Advances `state` and writes `pages` in place; the page tables must already cover the new tokens. A layer works
+        through all tokens before the next one starts; `cuts` are absolute positions at which it pauses, and
+        on_cell(layer, position) is called at each of them and at the end, when that layer's state is the one after
+        `position` tokens and its pages up to there are final. Returns the float32 logits [B, len(rows), vocab] after the
+        given ones of the n tokens, by default the last.
         """
-        schedule = Schedule.of(state, tokens.shape[1], self.config.grid)
-        x = self.embed[tokens]
+        pieces = Schedule.pieces(state, tokens.shape[1], cuts, self.config.grid)
+        xs = list(self.embed[tokens].split([piece.n for piece in pieces], dim=1))
         for i, layer in enumerate(self.layers):
             memory = state.layers[i] if i in state.layers else pages[:, self.config.full_layers.index(i)]
-            x = layer(x, memory, schedule)
-            if on_layer:
-                on_layer(i)
-        state.positions = [p + schedule.n for p in state.positions]
-        x = rms_norm(x[:, list(rows)], self.norm, self.config.rms_norm_eps)
+            for j, piece in enumerate(pieces):
+                xs[j] = layer(xs[j], memory, piece)
+                if on_cell:
+                    on_cell(i, piece.end)
+        state.positions = [p + tokens.shape[1] for p in state.positions]
+        x = rms_norm(torch.cat(xs, dim=1)[:, list(rows)], self.norm, self.config.rms_norm_eps)
         return self.head(x.flatten(0, 1)).float().view(*x.shape[:2], -1)
