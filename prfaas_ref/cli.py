@@ -51,7 +51,9 @@ def find(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line. Returns the exit status: 0 good, 1 a check failed, 2 a mistake of the user's, 130 Ctrl-C."""
+    """Run one command line. Returns the exit status: 0 good, 1 a check failed, 2 a mistake of the user's, 130
+    Ctrl-C.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(overview())

@@ -2,4 +2,6 @@
 
 
 class UserError(ValueError):
-    """Something the user can mend: a missing file, an option out of range, a port in use. The CLI prints it and exits 2."""
+    """Something the user can mend: a missing file, an option out of range, a port in use. The CLI prints it and exits
+    2.
+    """

@@ -1,8 +1,8 @@
 """Continue a prompt in this process alone: the reference that every other way of serving is held against.
 
-The prompt is a file's bytes, or standard input. `logits_sha256` is the digest over the logits (float32, little-endian, in
-order) that the generated tokens were drawn from; `prfaas demo` prints the same digest for the same prompt, served by
-several processes in two clusters.
+The prompt is a file's bytes, or standard input. `logits_sha256` is the digest over the logits (float32,
+little-endian, in order) that the generated tokens were drawn from; `prfaas demo` prints the same digest for the same
+prompt, served by several processes in two clusters.
 
   prfaas generate README.md --tokens 16
   echo hello | prfaas generate --json

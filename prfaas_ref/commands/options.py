@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,17 +14,28 @@ if TYPE_CHECKING:
 MAX_PROMPT_TOKENS = 2**18
 
 
-def positive(kind: type) -> "type":
-    """An argparse type: a number above zero."""
+def positive(kind: type) -> Callable[[str], float]:
+    """An argparse type: a finite number above zero."""
+    return _number(kind, lambda x: 0 < x < float("inf"), "above 0")
 
+
+def not_negative(kind: type) -> Callable[[str], float]:
+    """An argparse type: a finite number that is not negative."""
+    return _number(kind, lambda x: 0 <= x < float("inf"), "of 0 or more")
+
+
+def _number(kind: type, good: Callable[[float], bool], which: str) -> Callable[[str], float]:
     def parse(text: str) -> float:
-        value = kind(text)
-        if not 0 < value < float("inf"):
-            raise ValueError(text)
+        try:
+            value: float = kind(text)
+        except ValueError:
+            value = float("nan")
+        if not good(value):
+            noun = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {noun} {which}")
         return value
 
-    parse.__name__ = f"positive {kind.__name__}"
-    return parse  # type: ignore[return-value]
+    return parse
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +43,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="(float32)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the preset's random weights (0)")
     parser.add_argument("--tokens", type=positive(int), default=16, metavar="N", help="tokens to generate at most (16)")
-    parser.add_argument("--threads", type=positive(int), metavar="N", help="threads per process; the bits stay the same")
+    parser.add_argument(
+        "--threads", type=positive(int), metavar="N", help="threads per process; the bits stay the same"
+    )
 
 
 def start_runtime(args: argparse.Namespace) -> None:

@@ -1,0 +1,128 @@
+"""Serve real text on two clusters of processes, and prove every answer equal to a single process.
+
+Three worker processes start: a prefill worker in the PrfaaS cluster, and a prefill and a decode worker in the PD
+cluster. Prompts whose uncached part is longer than the threshold are prefilled in the PrfaaS cluster, and their
+caches cross a rate-limited TCP link; the others stay. Then each prompt is computed again in one process, with another
+number of threads, and the digests over all logits are compared. Exit status 1 when any differs.
+
+  prfaas demo                        this package's own source text as prompts
+  prfaas demo README.md LICENSE      each file is one prompt, whole
+  prfaas demo --threshold 500 --link-mbps 20 --rtt-ms 40
+  prfaas demo --json | jq .exact
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prfaas_ref.commands.options import (
+    add_model_options,
+    not_negative,
+    open_model,
+    positive,
+    read_prompt,
+    start_runtime,
+)  # fmt: skip
+from prfaas_ref.errors import UserError
+
+if TYPE_CHECKING:
+    from prfaas_ref.serving.demo import Verdict
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", metavar="FILE", help="prompts; this package's own source if none is given")
+    parser.add_argument("--requests", type=positive(int), metavar="N", help="requests (12, or the number of files)")
+    add_model_options(parser)
+    parser.add_argument(
+        "--threshold", type=not_negative(int), default=1000, metavar="T", help="uncached tokens that stay local (1000)"
+    )
+    parser.add_argument(
+        "--link-mbps", type=positive(float), default=100.0, metavar="R", help="rate of the link between clusters (100)"
+    )
+    parser.add_argument(
+        "--rtt-ms", type=not_negative(float), default=10.0, metavar="MS", help="its round-trip time (10)"
+    )
+    parser.add_argument(
+        "--deadline-s", type=positive(float), default=120.0, metavar="S", help="a request ends within (120)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
+    parser.add_argument("--keep-logs", metavar="DIR", help="leave the workers' logs in this directory")
+
+
+def run(args: argparse.Namespace) -> int:
+    texts = [read_prompt(file) for file in args.files]
+    start_runtime(args)
+    from tqdm import tqdm
+
+    from prfaas_ref.serving import demo, prompts
+
+    if texts:
+        chosen = prompts.from_files(texts, args.requests or len(texts))
+    else:
+        chosen = prompts.mixture(prompts.own_source(), args.requests or 12)
+    model = open_model(args)
+    options = demo.DemoOptions(
+        args.model, args.dtype, args.seed, args.tokens, args.threshold, args.link_mbps, args.rtt_ms, args.deadline_s
+    )
+    bar = tqdm(total=2 * len(chosen), desc="serve, then check", leave=False, disable=not sys.stderr.isatty())
+    with bar, log_directory(args.keep_logs) as logs:
+        served, workers = asyncio.run(demo.serve(model, chosen, options, Path(logs), bar.update))
+        verdicts = demo.check(model, chosen, served, bar.update)
+    report = {
+        "total": len(verdicts),
+        "exact": sum(verdict.exact for verdict in verdicts),
+        "threshold_tokens": args.threshold,
+        "fingerprint": workers[0].hello["fingerprint"],
+        "workers": [
+            {"pid": w.hello["pid"], "cluster": w.spec.cluster, "role": w.spec.role, "name": w.spec.name}
+            for w in workers
+        ],
+        "link": {
+            "mbps": args.link_mbps,
+            "rtt_ms": args.rtt_ms,
+            "bytes": sum(verdict.served.record.link_bytes for verdict in verdicts),
+        },
+        "requests": [verdict.to_json() for verdict in verdicts],
+    }
+    if args.json:
+        print(json.dumps(report))
+    else:
+        show(report, verdicts)
+    return 0 if report["exact"] == report["total"] else 1
+
+
+def log_directory(keep: str | None) -> Any:
+    """A context manager that gives the directory for the workers' logs."""
+    if keep is None:
+        return tempfile.TemporaryDirectory(prefix="prfaas-")
+    try:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the log directory {keep}: {error.strerror}") from error
+    return nullcontext(keep)
+
+
+def show(report: dict[str, Any], verdicts: "list[Verdict]") -> None:
+    print(f"{'':4} {'prompt':>7} {'cached':>7}  {'route':6} {'over link':>10} {'TTFT':>8}  {'verdict':10}  what it is")
+    for verdict in verdicts:
+        record = verdict.served.record
+        ttft = "-" if record.ttft_s is None else f"{record.ttft_s * 1000:.0f} ms"
+        sent = f"{record.link_bytes:,}" if record.link_bytes else "-"
+        word = "byte-equal" if verdict.exact else "DIFFERS" if record.status == "completed" else "FAILED"
+        print(
+            f"{verdict.prompt.request_id:4} {record.request.prompt_tokens:7} {record.cached_tokens:7}  "
+            f"{record.route or '-':6} {sent:>10} {ttft:>8}  {word:10}  {verdict.prompt.kind}"
+        )
+        if record.status != "completed":
+            print(f"     {record.reason}")
+    link = report["link"]
+    print(
+        f"\n{len(report['workers'])} worker processes; {link['bytes']:,} bytes crossed the link "
+        f"({link['mbps']:g} Mbit/s, {link['rtt_ms']:g} ms); offload above {report['threshold_tokens']} uncached tokens"
+    )
+    print(f"{report['exact']}/{report['total']} byte-equal to a single process")

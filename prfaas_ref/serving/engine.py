@@ -1,0 +1,109 @@
+"""A model, the pool that holds its caches, and one lock: what both roles of a worker compute with.
+
+    begin     hold the longest cached prefix of a prompt and the blocks for the rest; the state to continue from
+    prefill   compute the rest, publish its full blocks and the snapshots worth keeping
+    publish   the same for blocks that decode has filled
+
+Knows nothing of sockets, roles or clusters. The pool's calls take the lock; computing does not, so a hand-off may land
+while a step runs.
+"""
+
+import threading
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prfaas_ref.cache.allocation import Allocation, PrefixMatch
+from prfaas_ref.cache.blocks import BlockPool
+from prfaas_ref.cache.index import HybridCacheIndex
+from prfaas_ref.cache.keys import Namespace
+from prfaas_ref.cache.pool import HybridCachePool
+from prfaas_ref.errors import UserError
+from prfaas_ref.model.generation import PIECE, greedy, prefill
+from prfaas_ref.model.hybrid import HybridModel
+from prfaas_ref.model.state import HybridState
+from prfaas_ref.serving.state_bytes import StateBytes
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt, computed: its blocks, the state after it, the logits after its last token, and the token they give."""
+
+    alloc: Allocation
+    cached_tokens: int
+    state: HybridState
+    logits: Tensor
+    token: int
+
+
+class Engine:
+    """fingerprint: the digest that names what may be reused (see model.fingerprint)."""
+
+    def __init__(self, model: HybridModel, fingerprint: str, cache_bytes: int) -> None:
+        self.model, config = model, model.config
+        self.lock = threading.Lock()
+        self.namespace = Namespace(fingerprint, config.grid.block)
+        self.snapshot = StateBytes.after(0, config, model.dtype)
+        page_shape = (len(config.full_layers), config.grid.block, config.page_width)
+        probe = BlockPool(0, *page_shape, model.dtype)
+        n_blocks, state_blocks = cache_bytes // probe.block_bytes, probe.blocks_for(self.snapshot.n_bytes)
+        if n_blocks < 2 * state_blocks:
+            raise UserError(f"a cache of {cache_bytes} bytes holds no request; raise --cache-mb")
+        blocks = BlockPool(n_blocks, *page_shape, model.dtype)
+        index = HybridCacheIndex(n_blocks, config.grid.block, state_blocks)
+        self.pool = HybridCachePool(index, blocks, self.snapshot.n_bytes)
+
+    def match(self, tokens: list[int]) -> PrefixMatch:
+        """How much of a prompt this worker holds."""
+        with self.lock:
+            return self.pool.index.match_prefix(self.namespace, tokens)
+
+    def begin(self, tokens: list[int], extra_tokens: int) -> tuple[Allocation, HybridState]:
+        """Hold the prompt's cached prefix and room for the rest; the state to go on from. Raises OutOfBlocks."""
+        with self.lock:
+            alloc = self.pool.allocate(self.namespace, tokens, extra_tokens)
+            cached = self.pool.restore(alloc)
+        state = self.model.new_state() if cached is None else self.snapshot.unpack(cached, self.model)
+        state.positions, state.tables = [alloc.cached_tokens], [alloc.block_table]
+        return alloc, state
+
+    def prefill(self, tokens: list[int], extra_tokens: int = 0) -> Prefilled:
+        """Compute a prompt from its longest cached prefix on, and publish it. The caller frees the allocation, which
+        has room for `extra_tokens` more.
+
+        Snapshots are kept at the deepest block end that a repeat of the prompt can start from, and where the cache's KV
+        reached deeper than its states did: there other prompts branched off, and others will. Raises OutOfBlocks,
+        FloatingPointError when the logits are not finite; then nothing is published.
+        """
+        alloc, state = self.begin(tokens, extra_tokens)
+        try:
+            block = self.model.config.grid.block
+            keep = {(len(tokens) - 1) // block * block, alloc.branch_tokens} - {0, alloc.cached_tokens}
+            parts: dict[int, list[Tensor]] = {position: [] for position in keep}
+
+            def on_cell(layer: int, position: int) -> None:
+                if position in parts and layer in state.layers:
+                    parts[position].append(self.snapshot.pack(layer, state.layers[layer]))
+
+            cuts = [*keep, *range(0, len(tokens), PIECE)]
+            with torch.inference_mode():
+                new = tokens[alloc.cached_tokens :]
+                logits = prefill(self.model, new, state, self.pool.blocks.pages, cuts=cuts, on_cell=on_cell)
+            token = greedy(logits)
+            self.publish(alloc, len(tokens), {p: torch.cat(layers) for p, layers in parts.items()})
+            return Prefilled(alloc, alloc.cached_tokens, state, logits, token)
+        except BaseException:
+            self.free(alloc)
+            raise
+
+    def publish(self, alloc: Allocation, n_tokens: int, snapshots: dict[int, Tensor]) -> None:
+        """The first n_tokens are written: publish their full blocks, and states by the position they are of."""
+        with self.lock:
+            self.pool.index.commit(alloc, n_tokens)
+            for position, state in sorted(snapshots.items()):
+                self.pool.checkpoint(alloc, position, state)
+
+    def free(self, alloc: Allocation) -> None:
+        with self.lock:
+            self.pool.index.free(alloc)

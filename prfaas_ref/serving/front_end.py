@@ -1,0 +1,208 @@
+"""The front end of a two-cluster deployment: routes each request, follows it through prefill and decode, and tries
+again.
+
+It holds no tensors and knows nothing of sockets or processes (supervisor.py does). A request's life is one attempt
+after another, at most ATTEMPTS and within its deadline:
+
+    match    ask every worker how much of the prompt it holds (the pools' own reports)
+    route    the scheduler's Router chooses cluster and workers; what it charges is released stage by stage
+    expect   the decode worker makes room and says so
+    prefill  the prefill worker computes, sends the cache to the decode worker, and reports the first token once it is
+    applied decode   the decode worker reports token after token
+
+If a worker is lost on the way, the next attempt prefills the prompt *and* the tokens that already came: by the
+exactness contract the continuation is the same to the byte, so nobody downstream can tell.
+"""
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prfaas_ref.request import Request, RequestRecord
+from prfaas_ref.scheduler.fleet import LinkView, WorkerView, muster
+from prfaas_ref.scheduler.router import Decision, Refusal, Router
+from prfaas_ref.serving.control import Message
+from prfaas_ref.serving.supervisor import Supervisor, Worker, WorkerLost, WorkerSpec
+
+ATTEMPTS, MATCH_S = 3, 2.0
+
+
+class RequestFailed(Exception):
+    """A worker could not do its part: the message begins with the typed error's name."""
+
+
+@dataclass
+class Served:
+    """A request's record, its tokens, and the digest over the logits they were drawn from."""
+
+    record: RequestRecord
+    tokens: list[int] = field(default_factory=list)
+    local_bytes: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+    on_token: Callable[[int], object] | None = None
+
+    def add(self, event: Message) -> None:
+        self.tokens.append(event["token"])
+        self.digest.update(base64.b64decode(event["logits"]))
+        if self.on_token:
+            self.on_token(event["token"])
+
+
+class FrontEnd:
+    """`async with FrontEnd(...) as front: served = await front.serve(request)`."""
+
+    def __init__(
+        self,
+        specs: list[WorkerSpec],
+        router: Router,
+        link: LinkView,
+        logs: Path,
+        restarts: int = 2,
+        stall_s: float = 5.0,
+    ) -> None:
+        """logs: a directory for the workers' logs. restarts: how often each worker is started again. stall_s: silence
+        after which a worker counts as lost."""
+        self.router, self.link = router, link
+        self.supervisor = Supervisor(specs, self._on_message, self._on_lost, logs, restarts, stall_s)
+        self._inboxes: dict[str, asyncio.Queue[tuple[Worker, Message | WorkerLost]]] = {}
+        self._involved: dict[str, set[Worker]] = {}
+
+    async def __aenter__(self) -> "FrontEnd":
+        await self.supervisor.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.supervisor.__aexit__(*error)
+
+    @property
+    def workers(self) -> list[Worker]:
+        return list(self.supervisor.workers.values())
+
+    async def serve(self, request: Request, deadline_s: float = 60.0) -> Served:
+        """Serve one request. Never raises for its sake: the record says how it ended, and it ends within
+        `deadline_s`.
+        """
+        served = Served(RequestRecord(request))
+        record = served.record
+        start = self._now()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while record.in_flight:
+                    record.attempts += 1
+                    try:
+                        await self._attempt(served, start, deadline_s)
+                        record.end("completed", self._now())
+                    except (RequestFailed, WorkerLost) as error:
+                        if record.attempts == ATTEMPTS:
+                            record.end("failed", self._now(), f"{error} (attempt {ATTEMPTS} of {ATTEMPTS})")
+        except TimeoutError:
+            record.end("failed", self._now(), f"DeadlineExceeded: not finished within {deadline_s:g} s")
+        return served
+
+    async def _attempt(self, served: Served, start: float, deadline_s: float) -> None:
+        request = served.record.request
+        tokens = [*(request.token_ids or ()), *served.tokens]
+        rest = Request(request.request_id, start, len(tokens), request.max_tokens - len(served.tokens), tokens)
+        key = f"{request.request_id}.{served.record.attempts}"
+        self._inboxes[key], self._involved[key] = asyncio.Queue(), set()
+        try:
+            decision = await self._route(key, rest)
+            await self._run(key, rest, decision, served, start, deadline_s - (self._now() - start))
+        finally:
+            self.router.release_all(rest.request_id)
+            for worker in self._involved.pop(key):
+                if worker.active:
+                    worker.send({"type": "release", "key": key})
+            del self._inboxes[key]
+
+    async def _route(self, key: str, request: Request) -> Decision:
+        """A decision on fresh reports; waits for a worker where one is missing."""
+        while True:
+            views = await self._match(key, request)
+            decision = self.router.route(request, muster(views, self.link))
+            if not isinstance(decision, Refusal):
+                return decision
+            await self.supervisor.wait_for_change()
+
+    async def _match(self, key: str, request: Request) -> list[WorkerView]:
+        """How much of the prompt each active worker holds; one that does not answer in time counts as empty."""
+        views = {}
+        for worker in self.workers:
+            if worker.active:
+                account = self.router.ledger.account(worker.spec.name, worker.incarnation)
+                views[worker] = WorkerView(
+                    worker.spec.name, worker.spec.cluster, worker.spec.role, True, worker.incarnation, load=account
+                )
+                worker.send({"type": "match", "key": key, "tokens": request.token_ids})
+        try:
+            async with asyncio.timeout(MATCH_S):
+                for _ in views:
+                    worker, event = await self._next(key, "matched")
+                    views[worker].matched_tokens = event["usable_tokens"]
+                    views[worker].kv_tokens = event["kv_tokens"]
+        except TimeoutError:
+            pass
+        return [view for worker, view in views.items() if worker.active]
+
+    async def _run(
+        self, key: str, request: Request, decision: Decision, served: Served, start: float, deadline_s: float
+    ) -> None:
+        record = served.record
+        prefiller, decoder = self._worker(decision.prefill_worker), self._worker(decision.decode_worker)
+        common = {"tokens": request.token_ids, "deadline_s": deadline_s}
+        self._send(key, decoder, {"type": "expect", "max_tokens": request.max_tokens, **common})
+        await self._next(key, "expecting")
+        to = {"port": decoder.hello["data_port"], "boot_epoch": decoder.hello["boot_epoch"]}
+        self._send(key, prefiller, {"type": "prefill", "to": to, **common})
+        _, event = await self._next(key, "prefilled")
+        self._involved[key].discard(prefiller)
+        served.add(event)
+        if record.ttft_s is None:
+            record.ttft_s = self._now() - start
+            record.route, record.cached_tokens = decision.route, event["cached_tokens"]
+        if decision.route == "prfaas":
+            record.link_bytes += event["bytes_sent"]
+        else:
+            served.local_bytes += event["bytes_sent"]
+        for stage in ("prefix", "prefill", "egress"):
+            self.router.release(request.request_id, stage)
+        self._send(key, decoder, {"type": "start", "token": event["token"]})
+        while True:
+            _, event = await self._next(key, "token", "finished")
+            if event["type"] == "finished":
+                return
+            served.add(event)
+
+    def _send(self, key: str, worker: Worker, message: Message) -> None:
+        self._involved[key].add(worker)
+        worker.send({**message, "key": key})
+
+    async def _next(self, key: str, *types: str) -> tuple[Worker, Message]:
+        """The next event of this attempt of one of these types. Raises RequestFailed or WorkerLost."""
+        while True:
+            worker, event = await self._inboxes[key].get()
+            if isinstance(event, WorkerLost):
+                raise event
+            if event["type"] == "failed":
+                raise RequestFailed(event["error"])
+            if event["type"] in types:
+                return worker, event
+
+    def _worker(self, name: str) -> Worker:
+        return self.supervisor.workers[name]
+
+    def _on_message(self, worker: Worker, message: Message) -> None:
+        if inbox := self._inboxes.get(message.get("key", "")):  # else: an attempt that is over
+            inbox.put_nowait((worker, message))
+
+    def _on_lost(self, worker: Worker, why: str) -> None:
+        for key, involved in self._involved.items():
+            if worker in involved:
+                self._inboxes[key].put_nowait((worker, WorkerLost(f"WorkerLost: {worker.spec.name} {why}")))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,124 @@
+"""A worker process: one role, one pool, one control port, and, if it decodes, one data port.
+
+It starts, prints one JSON line that says who and where it is, waits for its front end, and works until that goes away.
+Whatever starts it (the demo's supervisor, a shell, a cluster manager) only places it.
+"""
+
+import json
+import os
+import queue
+import secrets
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from prfaas_ref.model.checkpoint import load_model
+from prfaas_ref.model.fingerprint import fingerprint
+from prfaas_ref.serving.control import LOOPBACK, ControlPort, Message
+from prfaas_ref.serving.decode_role import DecodeRole
+from prfaas_ref.serving.engine import Engine
+from prfaas_ref.serving.prefill_role import PrefillRole
+from prfaas_ref.transport.checks import Check
+from prfaas_ref.transport.connection import Terms
+from prfaas_ref.transport.identity import Identity
+from prfaas_ref.transport.limits import Limits
+from prfaas_ref.transport.link import EmulatedLink
+from prfaas_ref.transport.server import Server
+from prfaas_ref.units import MIB, mbps
+
+FRONT_END_S, POLL_S = 120.0, 0.2
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What the command line chose."""
+
+    name: str
+    cluster: str
+    role: str
+    model: str
+    dtype: str
+    seed: int
+    port: int
+    cache_mb: float
+    link_mbps: float | None
+    rtt_ms: float
+
+
+class Role(Protocol):
+    """A worker's work, one piece at a time, in the main thread."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+
+    def handle(self, message: Message) -> None:
+        """Act on one message of the front end."""
+
+    def step(self) -> None:
+        """Compute one piece."""
+
+    def idle(self) -> None:
+        """Called again and again, busy or not."""
+
+
+def run_worker(options: WorkerOptions) -> None:
+    """Run until the front end goes away. Raises UserError when the port is taken, or no front end comes."""
+    model = load_model(options.model, options.dtype, options.seed)
+    print_of = fingerprint(model)
+    engine = Engine(model, print_of.digest, int(options.cache_mb * MIB))
+    identity = Identity(secrets.token_hex(8), print_of.layout, print_of.numeric)
+    terms = Terms(identity, Limits(), (Check.CRC32,))
+    with ExitStack() as stack:
+        control = ControlPort(options.port)
+        stack.callback(control.close)
+        role: PrefillRole | DecodeRole
+        data_port = None
+        if options.role == "decode":
+            role = DecodeRole(engine, control)
+            data_port = stack.enter_context(Server(terms, role, LOOPBACK)).address[1]
+        else:
+            rate = None if options.link_mbps is None else mbps(options.link_mbps)
+            role = PrefillRole(engine, control, terms, EmulatedLink(rate, options.rtt_ms / 1000))
+            stack.callback(role.close)
+        hello = {
+            "name": options.name,
+            "pid": os.getpid(),
+            "control_port": control.port,
+            "data_port": data_port,
+            "boot_epoch": identity.boot_epoch,
+            "fingerprint": print_of.digest,
+        }
+        print(json.dumps(hello), flush=True)
+        control.accept(FRONT_END_S)
+        serve(engine, control, role)
+
+
+def serve(engine: Engine, control: ControlPort, role: Role) -> None:
+    """The main loop: messages first, then one piece of work. Pings and matches are answered while it computes."""
+    inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for message in control.messages():
+            if message["type"] == "ping":
+                control.send({"type": "pong"})
+            elif message["type"] == "match":
+                match = engine.match(message["tokens"])
+                report = {"kv_tokens": match.kv_tokens, "usable_tokens": match.usable_tokens}
+                control.send({"type": "matched", "key": message["key"], **report})
+            else:
+                inbox.put(message)
+        inbox.put(None)
+
+    threading.Thread(target=read, name="control", daemon=True).start()
+    while True:
+        try:
+            message = inbox.get(block=not role.busy, timeout=POLL_S)
+            if message is None:
+                return
+            role.handle(message)
+        except queue.Empty:
+            if role.busy:
+                role.step()
+        role.idle()
