@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from prfaas_ref.request import Request, Route
+from prfaas_ref.scheduler.admission import Admission, Bound
 from prfaas_ref.scheduler.fleet import Costs, Fleet, WorkerView
 from prfaas_ref.scheduler.ledger import LoadLedger
 from prfaas_ref.scheduler.placement import (
@@ -135,8 +136,9 @@ class Decision(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The request cannot be placed now: nothing was charged."""
+    """The request cannot be placed now: nothing was charged. `no worker` may pass; the bounds are admission's."""
 
+    kind: Literal["no worker"] | Bound
     reason: str
 
 
@@ -147,6 +149,7 @@ class Router:
     policy: Policy
     costs: Costs
     ledger: LoadLedger = field(default_factory=LoadLedger)
+    admission: Admission | None = None
 
     def route(self, request: Request, fleet: Fleet) -> Decision | Refusal:
         """Place a request and charge its work; a request routed anew must have been released before.
@@ -154,10 +157,10 @@ class Router:
         The caller releases each stage once it is over: `prefix` (moved), `prefill`, `egress` (applied), `decode`.
         """
         if not fleet.decode:
-            return Refusal("no active decode worker")
+            return Refusal("no worker", "no active decode worker")
         choice = self._choose(request, fleet)
         if choice is None:
-            return Refusal("no active prefill worker")
+            return Refusal("no worker", "no active prefill worker")
         return self._place(request, fleet, choice)
 
     def release(self, request_id: str, stage: str) -> bool:
@@ -178,7 +181,7 @@ class Router:
             return Choice("pd", "no active PrfaaS worker")
         return None
 
-    def _place(self, request: Request, fleet: Fleet, choice: Choice) -> Decision:
+    def _place(self, request: Request, fleet: Fleet, choice: Choice) -> Decision | Refusal:
         route, total, costs = choice.route, request.prompt_tokens, self.costs
         worker, prefill_s = choose_prefill(fleet.prefill[route], total, costs.prefill[route])
         decode = choose_decode(fleet.decode)
@@ -194,8 +197,21 @@ class Router:
             route, worker.worker_id, worker.incarnation, decode.worker_id, decode.incarnation, cached, total - cached,
             prefill_s, link_bytes, prefix_tokens, prefix_bytes, choice.reason,
         )  # fmt: skip
+        if self.admission is not None:
+            bound = self._bound_exceeded(self.admission, decision, worker, fleet)
+            if bound is not None:
+                return Refusal(bound, f"admission: {bound}")
         self._charge(request, decision, worker, decode, fleet)
         return decision
+
+    def _bound_exceeded(
+        self, admission: Admission, decision: Decision, worker: WorkerView, fleet: Fleet
+    ) -> Bound | None:
+        ttft_s, link_bytes = worker.load.queue_s + decision.prefill_s, 0
+        if decision.route == "prfaas":
+            ttft_s = max(ttft_s, fleet.egress.seconds(decision.link_bytes))
+            link_bytes = fleet.egress.load.n_bytes + decision.link_bytes
+        return admission.exceeded(ttft_s, link_bytes)
 
     def _charge(
         self, request: Request, decision: Decision, worker: WorkerView, decode: WorkerView, fleet: Fleet

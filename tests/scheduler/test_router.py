@@ -123,10 +123,10 @@ def test_no_worker_is_a_typed_refusal_that_charges_nothing():
     router = Router(Threshold(10), COSTS)
     for w in workers:
         w.active = w.role == "decode"
-    assert router.route(request(), muster(workers, LinkView())) == Refusal("no active prefill worker")
+    assert router.route(request(), muster(workers, LinkView())) == Refusal("no worker", "no active prefill worker")
     for w in workers:
         w.active = w.role == "prefill"
-    assert router.route(request(), muster(workers, LinkView())) == Refusal("no active decode worker")
+    assert router.route(request(), muster(workers, LinkView())) == Refusal("no worker", "no active decode worker")
     assert router.release_all("r") == 0
 
 
