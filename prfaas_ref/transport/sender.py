@@ -1,0 +1,193 @@
+"""The sending side of one session, sans-IO: its connections (stripes), one transfer at a time.
+
+Bytes and time in, frames and chunks out. All stripes take from one queue, so a slow stripe takes less. Stripe 0 also
+carries control: OFFER, LAYER_END, DONE, ABORT go there, in that order. When any connection breaks the session is over,
+and a new session may resume the same Outgoing. Knows nothing of sockets, threads or clocks.
+"""
+
+from typing import NamedTuple
+
+from prfaas_ref.transport.checks import checksum
+from prfaas_ref.transport.connection import Connection
+from prfaas_ref.transport.errors import Aborted, Corrupt, ProtocolError, TransportError
+from prfaas_ref.transport.frames import FrameType, Header, pack
+from prfaas_ref.transport.ledger import from_spans
+from prfaas_ref.transport.messages import (
+    Abort,
+    Accept,
+    Failure,
+    LayerEnd,
+    Message,
+    Nothing,
+    Progress,
+    Retry,
+    Root,
+    decode,
+    exception,
+)
+from prfaas_ref.transport.outgoing import Chunk, Outgoing
+from prfaas_ref.transport.reader import Frame
+from prfaas_ref.transport.transitions import SENDER, S, step
+
+
+class Parcel(NamedTuple):
+    """A chunk on its way, stamped with the transfer and attempt that it belongs to."""
+
+    chunk: Chunk
+    transfer: int
+    attempt: int
+
+
+UNDER_WAY = (S.OFFERED, S.SENDING, S.FINISHING)
+ENDED = (S.APPLIED, S.REFUSED, S.FAILED, S.ABORTED)
+
+
+class Sender:
+    """Feed it `admit` and `receive`; ask it `take` and each connection's outbox."""
+
+    def __init__(self, connections: list[Connection]) -> None:
+        self.connections = connections
+        self.state: S = S.IDLE
+        self.error: TransportError | None = None  # why the transfer is REFUSED, FAILED or ABORTED
+        self.lost: TransportError | None = None  # why the session is over
+        self.outgoing: Outgoing | None = None
+        self._transfer = self._attempt = 0
+        self.in_flight_bytes = self._credit_bytes = 0
+        self._layers_ended: set[int] = set()
+        self.sent_bytes = self.retries = 0  # of DATA payloads, in this attempt
+
+    @property
+    def peer_epoch(self) -> str:
+        return self.connections[0].peer_epoch
+
+    @property
+    def exact(self) -> bool:
+        return self.connections[0].exact
+
+    @property
+    def ready(self) -> bool:
+        return all(connection.ready for connection in self.connections)
+
+    # what the user asks for
+
+    def offer(self, outgoing: Outgoing, attempt: int) -> None:
+        """Begin a transfer, or its next attempt."""
+        assert self.ready and (self.state is S.IDLE or self.state in ENDED)
+        self.outgoing, self.state, self.error = outgoing, S.OFFERED, None
+        self._transfer, self._attempt = self._transfer % 0xFFFF + 1, attempt
+        self.in_flight_bytes = self._credit_bytes = self.sent_bytes = self.retries = 0
+        self._layers_ended.clear()
+        self._control(FrameType.OFFER, outgoing.offer)
+
+    def abort(self, reason: str) -> None:
+        """Take the offer back. It is over when the state has left ABORTING."""
+        if self.state in UNDER_WAY:
+            self.state, self.error = S.ABORTING, Aborted(reason)
+            self._control(FrameType.ABORT, Abort(reason))
+
+    def ping(self, connection: Connection) -> None:
+        connection.send(FrameType.PING, Nothing(), self._transfer, self._attempt)
+
+    # what there is to write
+
+    def take(self) -> Parcel | None:
+        """The next chunk, for whichever stripe asks; None when there is none, or no credit for it."""
+        if self.state not in (S.SENDING, S.FINISHING) or self.outgoing is None or self.lost:
+            return None
+        length = self.outgoing.next_length()
+        if not length or (self.in_flight_bytes and self.in_flight_bytes + length > self._credit_bytes):
+            return None
+        self.in_flight_bytes += length
+        return Parcel(self.outgoing.take(), self._transfer, self._attempt)
+
+    def seal(self, parcel: Parcel) -> tuple[bytes, int]:
+        """A chunk's header and digest. Reads the chunk's bytes and changes nothing: run it outside any lock."""
+        chunk, transfer, attempt = parcel
+        tag, check = self.connections[0].tag, self.connections[0].check
+        digest = checksum(check, chunk.views)
+        header = Header(
+            FrameType.DATA, tag, transfer, attempt, check, chunk.layer, chunk.offset, chunk.length, digest
+        )
+        return pack(header), digest
+
+    def sent(self, parcel: Parcel, digest: int) -> None:
+        """The chunk was handed to its connection (or stands in its line); LAYER_END and DONE follow when due."""
+        chunk, outgoing = parcel.chunk, self.outgoing
+        self.sent_bytes += chunk.length
+        if outgoing is None or parcel[1:] != (self._transfer, self._attempt) or self.state not in UNDER_WAY:
+            return
+        outgoing.ledgers[chunk.layer].settle(chunk.number, digest)
+        if outgoing.ledgers[chunk.layer].digests[chunk.number] != digest:
+            self._fail(Corrupt(f"layer {chunk.layer} was changed while it was being sent"))
+            return
+        self._conclude(chunk.layer)
+
+    def _fail(self, error: TransportError) -> None:
+        """Our own fault or objection: the receiver is told to let go, and the error is what the user will see."""
+        self.abort(str(error)[:200])
+        self.error = error
+
+    def _conclude(self, *layers: int) -> None:
+        """LAYER_END for those of these layers that are whole, then DONE if all are."""
+        outgoing = self.outgoing
+        assert outgoing is not None
+        for layer in layers:
+            if layer not in self._layers_ended and not outgoing.ledgers[layer].missing:
+                self._layers_ended.add(layer)
+                self._control(FrameType.LAYER_END, LayerEnd(layer, outgoing.ledgers[layer].digest()))
+        if self.state is S.SENDING and outgoing.all_sealed:
+            self.state = S.FINISHING
+            self._control(FrameType.DONE, Root(outgoing.root()))
+
+    def _control(self, kind: FrameType, message: Message) -> None:
+        self.connections[0].send(kind, message, self._transfer, self._attempt)
+
+    # what arrives
+
+    def admit(self, connection: Connection, header: Header) -> None:
+        """A header came in on this connection. Raises when its payload must not be read."""
+        connection.check_header(header)
+        if header.type is FrameType.DATA:
+            raise ProtocolError("a receiver of caches sends no DATA")
+
+    def receive(self, connection: Connection, frame: Frame) -> None:
+        """A frame came in on this connection. Raises when the connection is no good; call `lose` then."""
+        header = frame.header
+        if not connection.ready or (header.type is FrameType.ERROR and not header.transfer):
+            connection.receive(frame)
+        elif not frame.intact:
+            raise Corrupt(f"{header.type.name} fails its checksum")
+        elif (header.transfer, header.attempt) == (self._transfer, self._attempt):
+            self._about_transfer(header.type, frame.payload)
+
+    def _about_transfer(self, kind: FrameType, payload: bytes) -> None:
+        outgoing, before = self.outgoing, self.state
+        self.state = step(SENDER, before, kind)
+        if outgoing is None or before not in UNDER_WAY:
+            return
+        try:
+            if kind is FrameType.ACCEPT:
+                self._accepted(outgoing, decode(Accept, payload))
+            elif kind is FrameType.PROGRESS:
+                pairs = from_spans(decode(Progress, payload).chunks, outgoing.ledgers)
+                self.in_flight_bytes -= sum(outgoing.confirm(pairs))
+            elif kind is FrameType.RETRY:
+                self._retry(outgoing, decode(Retry, payload))
+            elif kind in (FrameType.REJECT, FrameType.ERROR):
+                self.error = exception(decode(Failure, payload))
+        except TransportError as objection:
+            self._fail(objection)
+
+    def _accepted(self, outgoing: Outgoing, accept: Accept) -> None:
+        outgoing.accepted(accept)
+        self._credit_bytes = accept.credit_bytes
+        self._conclude(*range(len(outgoing.ledgers)))
+
+    def _retry(self, outgoing: Outgoing, retry: Retry) -> None:
+        outgoing.again(retry.layer, retry.chunk)
+        self.in_flight_bytes -= outgoing.ledgers[retry.layer].span(retry.chunk)[1]
+        self.retries += 1
+
+    def lose(self, error: TransportError) -> None:
+        """A connection broke, or its peer broke the rules: the whole session is over, for the first reason given."""
+        self.lost = self.lost or error

@@ -1,0 +1,225 @@
+"""The receiving driver: a listening socket, one thread per connection, one lock around the sans-IO Receiver.
+
+A thread reads into the pages that the core lends it, folds the checksum outside the lock, and hands over whole frames.
+Handlers run in threads of their own, so a slow one delays no other transfer.
+"""
+
+import contextlib
+import logging
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from prfaas_ref.transport.connection import Terms
+from prfaas_ref.transport.errors import ApplyFailed, PeerGone, TransportError
+from prfaas_ref.transport.frames import FrameType, Header, control_frame
+from prfaas_ref.transport.incoming import Destination, Incoming
+from prfaas_ref.transport.messages import encode, failure
+from prfaas_ref.transport.pump import Pump
+from prfaas_ref.transport.receiver import Receiver
+from prfaas_ref.transport.session import Closed, Complete, Event, Line, Offered, Session
+from prfaas_ref.transport.stream import Clock, TcpStream
+
+TICK_S = 0.05
+logger = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """What a user of the Server supplies. Called from threads of the server, one call per transfer at a time."""
+
+    def on_offer(self, incoming: Incoming) -> Destination:
+        """Where it goes. Raise Refused(field, ours, theirs), or any other TransportError, to turn it down."""
+
+    def on_complete(self, incoming: Incoming) -> None:
+        """Every byte is in place and proved. Put it to use; the sender is told of success when this returns.
+
+        Raise to tell it of failure instead; `on_closed` follows.
+        """
+
+    def on_closed(self, incoming: Incoming, error: TransportError) -> None:
+        """The transfer failed after `on_offer` gave a destination, and no write to it can land any more: free it.
+
+        Called exactly once for each destination whose `on_complete` did not return.
+        """
+
+
+class Wire:
+    """One connection's socket side."""
+
+    def __init__(self, line: Line, stream: TcpStream) -> None:
+        self.line, self.stream = line, stream
+        self.writing = threading.Lock()
+
+
+class Server:
+    """Listens from construction on. `address` is where; use it as a context manager, or call `close`."""
+
+    def __init__(
+        self, terms: Terms, handler: Handler, host: str = "127.0.0.1", port: int = 0, clock: Clock = time.monotonic
+    ) -> None:
+        self.core = Receiver(terms)
+        self._handler, self._limits, self._clock = handler, terms.limits, clock
+        self._lock = threading.Lock()
+        self._wires: dict[Line, Wire] = {}
+        self._threads: set[threading.Thread] = set()
+        self._closing = False
+        self._listener = socket.create_server((host, port), backlog=128)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._start(self._listen, "listen")
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every connection and transfer; returns when the last handler call has. Call it from no handler."""
+        self._closing = True
+        self._join_threads()
+        with self._lock:
+            events = self.core.close(PeerGone("the receiver is closing"))
+        self._act(events)
+        self._join_threads()
+        self._listener.close()
+
+    def _join_threads(self) -> None:
+        while threads := list(self._threads):
+            threads[0].join()
+
+    def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
+        def body() -> None:
+            try:
+                target(*args)
+            finally:
+                self._threads.discard(threading.current_thread())
+
+        thread = threading.Thread(target=body, name=f"prfaas-server-{name}", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    # connections
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        while not self._closing:
+            if poll.poll(TICK_S * 1000):
+                with contextlib.suppress(OSError):
+                    self._welcome(self._listener.accept()[0])
+            with self._lock:
+                events = self.core.tick(self._clock())
+            self._act(events)
+        for wire in list(self._wires.values()):
+            wire.stream.shut()
+
+    def _welcome(self, sock: socket.socket) -> None:
+        try:
+            with self._lock:
+                line = self.core.connect(secrets.token_hex(16))
+        except TransportError as busy:
+            with sock, contextlib.suppress(OSError):
+                sock.setblocking(False)
+                sock.send(control_frame(FrameType.ERROR, encode(failure(busy))))
+            return
+        wire = Wire(line, TcpStream(sock, self._clock))
+        self._wires[line] = wire
+        self._start(self._serve, "line", wire)
+
+    def _serve(self, wire: Wire) -> None:
+        line, connection = wire.line, wire.line.connection
+        pump = Pump(wire.stream, partial(self._admit, line), lambda: connection.ready, self._limits, self._clock)
+        try:
+            while True:
+                frame = pump.step()
+                if frame:
+                    with self._lock:
+                        events = self.core.receive(line, frame, self._clock())
+                elif line.must_surrender:
+                    pump.reader.discard()
+                    with self._lock:
+                        events = self.core.surrender(line)
+                else:
+                    continue
+                self._act(events)
+                self._deliver(line.session or line)
+        except TransportError as reason:
+            self._part(wire, reason)
+        finally:
+            self._wires.pop(line, None)
+            wire.stream.close()
+
+    def _admit(self, line: Line, header: Header) -> list[memoryview] | None:
+        with self._lock:
+            return self.core.admit(line, header)
+
+    def _part(self, wire: Wire, reason: TransportError) -> None:
+        """The connection is no good: say why, if the peer may still listen, and let go of everything it held."""
+        connection = wire.line.connection
+        if not isinstance(reason, PeerGone):
+            connection.send(FrameType.ERROR, failure(reason))
+            self._write(wire)
+        with self._lock:
+            events = self.core.lose(wire.line, reason, self._clock())
+        self._act(events)
+        self._deliver(None)
+
+    def _deliver(self, where: Session | Line | None) -> None:
+        """Write what waits for the peers of this session or line, and end the connections whose session is over."""
+        for line, wire in list(self._wires.items()):
+            if line.over:
+                wire.stream.shut()
+            elif where is line or (where is line.session and where is not None):
+                self._write(wire)
+
+    def _write(self, wire: Wire) -> None:
+        outbox = wire.line.connection.outbox
+        with wire.writing, contextlib.suppress(TransportError):  # a broken connection is its reader's to report
+            while outbox:
+                wire.stream.send([outbox.popleft()], self._limits.frame_s(0))
+
+    # the user's answers
+
+    def _act(self, events: list[Event]) -> None:
+        for event in events:
+            self._start(self._handle, "handler", event)
+
+    def _handle(self, event: Event) -> None:
+        incoming, core = event.incoming, self.core.transfers
+        events: list[Event] = []
+        match event:
+            case Offered():
+                try:
+                    destination = self._handler.on_offer(incoming)
+                except Exception as error:
+                    with self._lock:
+                        core.reject(incoming, _typed(error))
+                else:
+                    with self._lock:
+                        events = core.accept(incoming, destination)
+            case Complete():
+                try:
+                    self._handler.on_complete(incoming)
+                except Exception as error:
+                    with self._lock:
+                        events = core.fail(incoming, _typed(error))
+                else:
+                    with self._lock:
+                        core.applied(incoming)
+            case Closed(error=error):
+                self._handler.on_closed(incoming, error)
+        self._act(events)
+        self._deliver(incoming.session)
+
+
+def _typed(error: Exception) -> TransportError:
+    """What a handler raised, as the sender will see it. A mistake in the handler itself goes to the log as well."""
+    if isinstance(error, TransportError):
+        return error
+    logger.error("a handler failed", exc_info=error)
+    return ApplyFailed(f"{type(error).__name__}: {error}")
