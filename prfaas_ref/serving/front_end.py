@@ -82,11 +82,13 @@ class FrontEnd:
     def workers(self) -> list[Worker]:
         return list(self.supervisor.workers.values())
 
-    async def serve(self, request: Request, deadline_s: float = 60.0) -> Served:
-        """Serve one request. Never raises for its sake: the record says how it ended, and it ends within
-        `deadline_s`.
+    async def serve(
+        self, request: Request, deadline_s: float = 60.0, on_token: Callable[[int], object] | None = None
+    ) -> Served:
+        """Serve one request, with its token_ids. Never raises for its sake: the record says how it ended, and it ends
+        within `deadline_s`. on_token is called with each token as it comes.
         """
-        served = Served(RequestRecord(request))
+        served = Served(RequestRecord(request), on_token=on_token)
         record = served.record
         start = self._now()
         try:

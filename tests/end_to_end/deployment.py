@@ -1,0 +1,55 @@
+"""A small live deployment for tests: the demo's three workers, a front end, and the processes it leaves behind."""
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prfaas_ref.model.generation import generate
+from prfaas_ref.model.hybrid import HybridModel
+from prfaas_ref.request import Request
+from prfaas_ref.scheduler.fleet import LinkView
+from prfaas_ref.serving.demo import DemoOptions, cluster_specs, make_router
+from prfaas_ref.serving.front_end import FrontEnd, Served
+
+OPTIONS = DemoOptions("toy", "float32", 0, 16, 1000, 1000.0, 0.0, 60.0)
+
+
+def text(seed: int, n: int) -> list[int]:
+    return random.Random(seed).choices(range(256), k=n)
+
+
+@asynccontextmanager
+async def deployment(model: HybridModel, logs: Path, **options: float) -> AsyncIterator[FrontEnd]:
+    front = FrontEnd(cluster_specs(OPTIONS), make_router(model, OPTIONS), LinkView(1e9), logs, **options)
+    async with front:
+        yield front
+    for worker in front.workers:
+        assert worker.process.returncode is not None
+    front.router.ledger.check_invariants()
+
+
+def worker_pid(front: FrontEnd, name: str) -> int:
+    return int(front.supervisor.workers[name].hello["pid"])
+
+
+async def serve(front: FrontEnd, name: str, tokens: list[int], max_tokens: int, **options: object) -> Served:
+    now = asyncio.get_running_loop().time()
+    return await front.serve(Request(name, now, len(tokens), max_tokens, tokens), **options)
+
+
+def assert_exact(model: HybridModel, served: Served) -> None:
+    request = served.record.request
+    reference = generate(model, request.token_ids, request.max_tokens)
+    assert served.record.status == "completed", served.record.reason
+    assert (served.tokens, served.digest.hexdigest()) == (reference.tokens, reference.logits_sha256)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

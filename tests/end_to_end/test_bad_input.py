@@ -1,0 +1,92 @@
+"""Mistakes of the user's: one clear line on stderr, exit status 2 (130 for Ctrl-C), no traceback, no stray process."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PRFAAS = [sys.executable, "-m", "prfaas_ref"]
+
+
+def refused(*words: str | Path, stdin: bytes = b"") -> str:
+    """Run a command that must fail as a user's mistake; returns its one line."""
+    done = subprocess.run([*PRFAAS, *map(str, words)], input=stdin, capture_output=True, timeout=60)
+    lines = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (2, b""), done
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("prfaas: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nonsense"], "no command 'nonsense'"),
+        (["generate", "missing.txt"], "cannot read missing.txt: No such file"),
+        (["demo", "missing.txt"], "cannot read missing.txt: No such file"),
+        (["generate", "."], "cannot read .: Is a directory"),
+        (["generate"], "standard input is empty"),
+        (["generate", "--tokens", "0"], "'0' is not a whole number above 0"),
+        (["demo", "--tokens", "-3"], "'-3' is not a whole number above 0"),
+        (["demo", "--requests", "0"], "'0' is not a whole number above 0"),
+        (["demo", "--threshold", "-1"], "'-1' is not a whole number of 0 or more"),
+        (["demo", "--link-mbps", "0"], "'0' is not a number above 0"),
+        (["demo", "--link-mbps", "inf"], "'inf' is not a number above 0"),
+        (["demo", "--rtt-ms", "nan"], "'nan' is not a number of 0 or more"),
+        (["demo", "--dtype", "int8"], "invalid choice: 'int8'"),
+        (["demo", "--model", "no-such-model"], "neither a preset"),
+        (["worker", "--role", "decode"], "required: --cluster"),
+    ],
+)
+def test_one_line_says_what_is_wrong(words: list[str], says: str) -> None:
+    assert says in refused(*words)
+
+
+def test_files_that_cannot_be_prompts(tmp_path: Path) -> None:
+    empty, huge = tmp_path / "empty", tmp_path / "huge"
+    empty.touch()
+    huge.write_bytes(b"x" * (2**18 + 1))
+    assert "is empty" in refused("generate", empty)
+    assert "has 262145 bytes; at most 262144" in refused("demo", huge)
+
+
+def test_model_directories_that_are_none(tmp_path: Path) -> None:
+    assert "no readable config.json" in refused("demo", "--model", tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "is not JSON" in refused("generate", "--model", tmp_path, stdin=b"x")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "only 'kimi_linear' can be run" in refused("generate", "--model", tmp_path, stdin=b"x")
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}" in refused(
+            "worker", "--role", "decode", "--cluster", "pd", "--port", str(port)
+        )
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc to find the workers")
+def test_ctrl_c_in_mid_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt"
+    prompt.write_bytes(b"y" * 60_000)
+    demo = subprocess.Popen([*PRFAAS, "demo", str(prompt)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    end = time.monotonic() + 30
+    while len(workers := children(demo.pid)) < 3 and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(1)  # anywhere in the run will do
+    demo.send_signal(signal.SIGINT)
+    out, err = demo.communicate(timeout=30)
+    assert (demo.returncode, out, err) == (130, b"", b"prfaas: interrupted\n")
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
