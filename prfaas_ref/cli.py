@@ -18,6 +18,8 @@ COMMANDS = {
     "demo": "serve real text on two clusters of processes and prove every answer equal to a single process",
     "generate": "the single-process reference: continue a prompt and print the digest of its logits",
     "worker": "one worker process (the demo starts these; you may too)",
+    "paper": "the paper's tables and figures beside what its model gives here, cell by cell",
+    "plan": "can prefill leave your datacenter? the best threshold and worker counts for your own clusters",
 }
 
 
