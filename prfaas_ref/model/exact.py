@@ -45,13 +45,24 @@ class Linear:
         return y[:rows, : self.out]
 
 
+def pad_rows(x: Tensor, rows: int) -> Tensor:
+    """x [.., n, k] with zero rows appended, up to `rows`."""
+    return F.pad(x, (0, 0, 0, rows - x.shape[-2]))
+
+
 def bmm_rows(a: Tensor, b: Tensor) -> Tensor:
-    """Batched a @ b for a [..., rows, k], b [..., k, n]; rows are zero padded to a multiple of 4."""
+    """Batched a @ b for a [.., rows, k], b [.., k, n]; rows are zero padded to a multiple of 4."""
     *batch, rows, k = a.shape
-    a, b = a.reshape(-1, rows, k), b.reshape(-1, *b.shape[-2:])
     if rows % 4:
-        a = F.pad(a, (0, 0, 0, -rows % 4))
-    return torch.bmm(a, b)[:, :rows].reshape(*batch, rows, b.shape[-1])
+        a = pad_rows(a, round_up(rows, 4))
+    product = torch.bmm(a.reshape(-1, a.shape[-2], k), b.reshape(-1, *b.shape[-2:]))
+    return product[:, :rows].view(*batch, rows, b.shape[-1])
+
+
+def add_bmm_rows(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """c + a @ b, batched, for a [.., rows, k] with a multiple of 4 rows."""
+    flat = (t.reshape(-1, *t.shape[-2:]) for t in (c, a, b))
+    return torch.baddbmm(*flat).view_as(c)
 
 
 def sigmoid(x: Tensor) -> Tensor:

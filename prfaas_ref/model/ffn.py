@@ -2,16 +2,15 @@
 
 from torch import Tensor
 
-from prfaas_ref.model.config import HybridConfig
 from prfaas_ref.model.exact import Linear, silu
 
 
 class SwiGLU:
-    """down(silu(gate x) * up x). `weights` maps the published names below `mlp.` to tensors."""
+    """down(silu(gate x) * up x)."""
 
-    def __init__(self, config: HybridConfig, weights: dict[str, Tensor]) -> None:
-        self.into = Linear.of([weights["gate_proj.weight"], weights["up_proj.weight"]], config.grid.slab)
-        self.down = Linear.of([weights["down_proj.weight"]], config.grid.slab)
+    def __init__(self, gate: Tensor, up: Tensor, down: Tensor, slab: int) -> None:
+        """gate, up: [width, d]. down: [d, width]. slab: row counts are padded to a multiple of it."""
+        self.into, self.down = Linear.of([gate, up], slab), Linear.of([down], slab)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, d], normed. Returns [rows, d]."""

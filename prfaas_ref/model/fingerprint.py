@@ -1,8 +1,8 @@
 """What must be equal for two processes to promise equal bytes, and a probe that shows whether they keep the promise.
 
-Layout fields decide what the bytes mean, so a difference always refuses. Numeric fields (build, CPU, probe) decide which
-bits come out; a difference refuses unless the user admits inexact results, and never shares a cache key.
-An equal probe is evidence, not proof.
+Layout fields decide what the bytes mean, so a difference always refuses. Numeric fields (build, CPU, probe) decide
+which bits come out; a difference refuses unless the user admits inexact results, and never shares a cache key. An equal
+probe is evidence, not proof.
 """
 
 import hashlib
@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from prfaas_ref.model.generation import logits_bytes
 from prfaas_ref.model.hybrid import HybridModel
+from prfaas_ref.model.state import HybridState
 from prfaas_ref.model.weights import weights_digest
 
 VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
@@ -56,22 +58,22 @@ def fingerprint(model: HybridModel) -> Fingerprint:
 
 
 def cpu_model() -> str:
-    """The CPU's name as Linux gives it, else empty."""
+    """The CPU's family and model as Linux gives them, else empty. (Virtual machines often hide the name.)"""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith(("model name", "model\t", "cpu family"))]
-    return " / ".join(dict.fromkeys(names))
+    fields = dict((part.strip() for part in line.split(":", 1)) for line in reversed(lines) if ":" in line)
+    return " / ".join(fields.get(name, "") for name in ("model name", "cpu family", "model", "stepping"))
 
 
 def probe(model: HybridModel) -> str:
     """Digest of one block's logits by prefill, after checking that decode gives the same bytes at every position."""
     block = model.config.grid.block
-    tokens = torch.arange(block)[None] * 7919 % model.config.vocab_size
+    tokens = torch.arange(block, device=model.device)[None] * 7919 % model.config.vocab_size
     with torch.inference_mode():
-        by_prefill = model.forward(tokens, *fresh(model), rows=range(block))[0]
-        state, pages = fresh(model)
+        by_prefill = model.forward(tokens, *one_request(model), rows=range(block))[0]
+        state, pages = one_request(model)
         digest = hashlib.sha256()
         for t in range(block):
             expected = logits_bytes(by_prefill[t])
@@ -84,7 +86,7 @@ def probe(model: HybridModel) -> str:
     return digest.hexdigest()
 
 
-def fresh(model: HybridModel) -> tuple:
+def one_request(model: HybridModel) -> tuple[HybridState, Tensor]:
     """A state and one page for it."""
     state = model.new_state()
     state.tables[0] = [0]

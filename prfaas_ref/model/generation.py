@@ -19,7 +19,7 @@ PIECE = 2048
 
 @dataclass(frozen=True)
 class Generation:
-    """What came out, and its proof: sha256 over the logits the tokens were drawn from (float32, little-endian, in order)."""
+    """What came out, and its proof: sha256 over the logits that the tokens were drawn from (see `logits_bytes`)."""
 
     prompt_tokens: int
     tokens: list[int]
@@ -38,13 +38,13 @@ def prefill(
     """Process `tokens` of one request after what `state` holds, and return the logits [vocab] after the last.
 
     The work is a grid of cells (layer, piece of the prompt), the pieces divided by `cuts` (absolute positions). Either
-    order gives the same bits: "layer" finishes a layer early, so that it can be sent while the next one computes; "chunk"
-    finishes a piece through all layers. on_cell(layer, position): see `HybridModel.forward`.
+    order gives the same bits: "layer" finishes a layer early, so that it can be sent while the next one computes;
+    "chunk" finishes a piece through all layers. on_cell(layer, position): see `HybridModel.forward`.
     """
-    tokens = torch.tensor([list(tokens)])
+    tokens = torch.tensor([list(tokens)], device=model.device)
     if order == "layer":
         return model.forward(tokens, state, pages, cuts=cuts, on_cell=on_cell)[0, -1]
-    for piece in Schedule.pieces(state, tokens.shape[1], cuts, model.config.grid):
+    for piece in Schedule.pieces(state, tokens.shape[1], cuts, model.config, model.device):
         part, tokens = tokens[:, : piece.n], tokens[:, piece.n :]
         logits = model.forward(part, state, pages, on_cell=on_cell)
     return logits[0, -1]
@@ -58,8 +58,8 @@ def greedy(logits: Tensor) -> int:
 
 
 def logits_bytes(logits: Tensor) -> bytes:
-    """One logits vector as it enters `logits_sha256`."""
-    return logits.float().contiguous().numpy().astype("<f4", copy=False).tobytes()
+    """One logits vector as it enters `logits_sha256`: float32, little-endian."""
+    return logits.float().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes()
 
 
 def generate(
@@ -88,4 +88,4 @@ def generate(
                 on_token(out[-1])
             if len(out) == max_tokens or out[-1] == END:
                 return Generation(len(tokens), out, digest.hexdigest())
-            logits = model.forward(torch.tensor([out[-1:]]), state, pages)[0, -1]
+            logits = model.forward(torch.tensor([out[-1:]], device=model.device), state, pages)[0, -1]

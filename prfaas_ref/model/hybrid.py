@@ -8,58 +8,33 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from prfaas_ref.model.config import KDA as KDA_KIND
 from prfaas_ref.model.config import HybridConfig
 from prfaas_ref.model.exact import Linear, rms_norm
-from prfaas_ref.model.ffn import SwiGLU
-from prfaas_ref.model.kda import KDA
-from prfaas_ref.model.mla import MLA
+from prfaas_ref.model.layers import Layer, below
 from prfaas_ref.model.schedule import Schedule
 from prfaas_ref.model.state import HybridState
-
-
-def below(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The weights whose names start with `prefix`, by the rest of their names."""
-    return {name[len(prefix) :]: tensor for name, tensor in weights.items() if name.startswith(prefix)}
-
-
-class Layer:
-    """x + mixer(norm x), then x + ffn(norm x)."""
-
-    def __init__(self, config: HybridConfig, kind: str, weights: dict[str, Tensor]) -> None:
-        self.eps = config.rms_norm_eps
-        self.input_norm = weights["input_layernorm.weight"].float()
-        self.post_norm = weights["post_attention_layernorm.weight"].float()
-        self.mixer = {KDA_KIND: KDA}.get(kind, MLA)(config, below(weights, "self_attn."))
-        self.ffn = SwiGLU(config, below(weights, "mlp."))
-
-    def __call__(self, x: Tensor, memory: object, schedule: Schedule) -> Tensor:
-        """x: [B, n, d]. memory: the layer's KDAState or its pages, advanced in place."""
-        x = x + self.mixer(rms_norm(x, self.input_norm, self.eps), memory, schedule)
-        return x + self.ffn(rms_norm(x, self.post_norm, self.eps).flatten(0, 1)).view_as(x)
 
 
 class HybridModel:
     """Weights, ready to run. Stateless: whatever a request accumulates is in the `HybridState` and the pages given."""
 
     def __init__(self, config: HybridConfig, weights: dict[str, Tensor]) -> None:
-        """weights: by published name, all of one dtype but for the float32 gates; copied (see `Linear`)."""
+        """weights: by published name (weights.py), all of one dtype but for the float32 gates and router biases."""
         self.config, self.weights = config, weights
         self.embed = weights["model.embed_tokens.weight"]
-        self.dtype = self.embed.dtype
-        self.layers = [
-            Layer(config, kind, below(weights, f"model.layers.{i}.")) for i, kind in enumerate(config.layer_kinds)
-        ]
+        self.dtype, self.device = self.embed.dtype, self.embed.device
+        self.layers = [Layer(config, i, below(weights, f"model.layers.{i}.")) for i in range(len(config.layer_kinds))]
         self.norm = weights["model.norm.weight"].float()
         self.head = Linear.of([weights["lm_head.weight"]], config.grid.slab)
 
     def new_state(self, batch: int = 1) -> HybridState:
-        return HybridState.empty(batch, self.config, self.dtype)
+        """The state of `batch` requests before their first token; their page tables are empty."""
+        return HybridState.empty(batch, self.config, self.dtype, self.device)
 
     def new_pages(self, n_pages: int) -> Tensor:
         """Zeroed pages [n_pages, full layers, block, page_width]. A page must be zero when a request first gets it."""
-        config = self.config
-        return torch.zeros(n_pages, len(config.full_layers), config.grid.block, config.page_width, dtype=self.dtype)
+        shape = (n_pages, len(self.config.full_layers), self.config.grid.block, self.config.page_width)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def forward(
         self,
@@ -75,10 +50,10 @@ class HybridModel:
         Advances `state` and writes `pages` in place; the page tables must already cover the new tokens. A layer works
         through all tokens before the next one starts; `cuts` are absolute positions at which it pauses, and
         on_cell(layer, position) is called at each of them and at the end, when that layer's state is the one after
-        `position` tokens and its pages up to there are final. Returns the float32 logits [B, len(rows), vocab] after the
-        given ones of the n tokens, by default the last.
+        `position` tokens and its pages up to there are final. Returns the float32 logits [B, len(rows), vocab] after
+        the given ones of the n tokens, by default the last.
         """
-        pieces = Schedule.pieces(state, tokens.shape[1], cuts, self.config.grid)
+        pieces = Schedule.pieces(state, tokens.shape[1], cuts, self.config, self.device)
         xs = list(self.embed[tokens].split([piece.n for piece in pieces], dim=1))
         for i, layer in enumerate(self.layers):
             memory = state.layers[i] if i in state.layers else pages[:, self.config.full_layers.index(i)]

@@ -1,7 +1,11 @@
-"""Kimi Delta Attention as a layer: projections, short convolution, gates, the tiles, gated norm (Kimi Linear, section 3).
+"""Kimi Delta Attention as a layer: projections, short convolution, gates, tiles, gated norm (Kimi Linear, section 3).
 
-Rows come as [B, n, d]: n tokens of one request, or one token of each of B. All it remembers is its `KDAState`.
+Rows come as [B, n, d]: n tokens of one request, or one token of each of B. All it remembers is its state: S
+[B, H, K, V] float32, the memory at the last tile boundary; X, UW and P, the open tile's rows (tile.py); and `window`
+[B, taps - 1, channels], the short convolution's last inputs, before activation.
 """
+
+from itertools import pairwise
 
 import torch
 from einops import rearrange
@@ -9,73 +13,113 @@ from torch import Tensor
 
 from prfaas_ref.model.config import HybridConfig
 from prfaas_ref.model.exact import Linear, l2_norm, rms_norm, sigmoid, silu, softplus
+from prfaas_ref.model.kinds import KDAShape
 from prfaas_ref.model.schedule import Schedule
-from prfaas_ref.model.state import KDAState
-from prfaas_ref.model.tile import RowIndex, next_row, tile_rows
+from prfaas_ref.model.state import LayerState
+from prfaas_ref.model.tile import empty_tiles, next_row, tile_rows
+
+TILES_AT_ONCE = 32
+"""Tiles whose rows prefill computes together: enough to keep the machine busy, few enough to stay in its caches."""
 
 
 class KDA:
     """One layer. `weights` maps the published names below `self_attn.` to tensors."""
 
-    def __init__(self, config: HybridConfig, weights: dict[str, Tensor]) -> None:
-        self.config = config
-        H, K, V = config.linear_num_heads, config.linear_key_dim, config.linear_value_dim
+    @staticmethod
+    def weight_shapes(shape: KDAShape, d: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the weights. K, not V, is the rank of the decay gate, and V that of the output gate."""
+        K, V, HK, HV = shape.key_dim, shape.value_dim, shape.num_heads, shape.num_value_heads
+        taps = shape.conv_kernel_size
+        return {
+            "q_proj.weight": (HK * K, d),
+            "k_proj.weight": (HK * K, d),
+            "v_proj.weight": (HV * V, d),
+            "q_conv1d.weight": (HK * K, 1, taps),
+            "k_conv1d.weight": (HK * K, 1, taps),
+            "v_conv1d.weight": (HV * V, 1, taps),
+            "A_log": (1, 1, HV, 1),
+            "f_a_proj.weight": (K, d),
+            "f_b_proj.weight": (HV * K, K),
+            "dt_bias": (HV * K,),
+            "b_proj.weight": (HV, d),
+            "g_a_proj.weight": (V, d),
+            "g_b_proj.weight": (HV * V, V),
+            "o_norm.weight": (V,),
+            "o_proj.weight": (d, HV * V),
+        }
+
+    def __init__(self, config: HybridConfig, shape: KDAShape, weights: dict[str, Tensor]) -> None:
+        self.config, self.shape = config, shape
         linear = lambda *names: Linear.of([weights[f"{name}.weight"] for name in names], config.grid.slab)  # noqa: E731
         self.into = linear("q_proj", "k_proj", "v_proj", "f_a_proj", "g_a_proj", "b_proj")
-        self.widths = (config.conv_channels, K, V, H)
+        self.widths = (shape.conv_channels, shape.key_dim, shape.value_dim, shape.num_value_heads)
         self.f_b, self.g_b, self.out = linear("f_b_proj"), linear("g_b_proj"), linear("o_proj")
         taps = torch.cat([weights[f"{x}_conv1d.weight"] for x in "qkv"])  # [channels, 1, taps], as published
         self.taps = rearrange(taps.float(), "c 1 tap -> tap c").contiguous()
-        self.decay = torch.exp(weights["A_log"].float().reshape(H, 1))
-        self.dt_bias = weights["dt_bias"].float().reshape(H, K)
+        self.speed = torch.exp(weights["A_log"].float().reshape(shape.num_value_heads, 1))
+        self.dt_bias = weights["dt_bias"].float().reshape(shape.num_value_heads, shape.key_dim)
         self.norm = weights["o_norm.weight"].float()
 
-    def __call__(self, x: Tensor, state: KDAState, schedule: Schedule) -> Tensor:
+    def __call__(self, x: Tensor, state: LayerState, schedule: Schedule) -> Tensor:
         """x: [B, n, d], normed. Returns [B, n, d] and advances `state` in place."""
         B, n, _ = x.shape
-        per_head = dict(pattern="(b n) (h k) -> b n h k", b=B, h=self.config.linear_num_heads)
         conv_in, f, g, b = self.into(x.flatten(0, 1)).split(self.widths, dim=-1)
         q, k, v = self.convolve(conv_in.reshape(B, n, -1), state)
-        # The gate in log space is g = -exp(A_log) softplus(f + dt_bias); a = exp(g) is the decay of one step.
-        a = torch.exp(-self.decay * softplus(rearrange(self.f_b(f).float(), **per_head) + self.dt_bias))
+        a = self.decay(self.f_b(f)).view(B, n, -1, self.shape.key_dim)
         beta = sigmoid(b.float()).view(B, n, -1)
         o = self.delta_rule(q, k, v, a, beta, state, schedule)
-        gate = sigmoid(rearrange(self.g_b(g).float(), **per_head))
+        gate = sigmoid(self.g_b(g).float()).view_as(o)
         o = (rms_norm(o, self.norm, self.config.rms_norm_eps) * gate).to(x.dtype)
         return self.out(rearrange(o, "b n h v -> (b n) (h v)")).view(B, n, -1)
 
-    def convolve(self, x: Tensor, state: KDAState) -> tuple[Tensor, Tensor, Tensor]:
-        """The causal convolution of 4 taps and silu: q, k [B, n, H, K] of unit length, q scaled by K^-0.5, v [B, n, H, V]."""
-        n, H, K = x.shape[1], self.config.linear_num_heads, self.config.linear_key_dim
+    def decay(self, f: Tensor) -> Tensor:
+        """a = exp(g), what one step leaves of each key channel, from the gate's input f [rows, H K], as [rows, H, K]."""
+        f = rearrange(f.float(), "m (h k) -> m h k", k=self.shape.key_dim) + self.dt_bias
+        if self.shape.gate_lower_bound is None:
+            return torch.exp(-self.speed * softplus(f))
+        return torch.exp(self.shape.gate_lower_bound * sigmoid(self.speed * f))
+
+    def convolve(self, x: Tensor, state: LayerState) -> tuple[Tensor, Tensor, Tensor]:
+        """The causal short convolution and silu of x [B, n, channels].
+
+        Returns q, k [B, n, H, K] of unit length, q scaled by K^-0.5, and v [B, n, H, V], for the H value heads.
+        """
+        n, K, HK, HV = x.shape[1], self.shape.key_dim, self.shape.num_heads, self.shape.num_value_heads
         x = torch.cat((state.window, x), dim=1)
         state.window = x[:, n:].clone()
         x = x.float()
         y = self.taps[0] * x[:, :n]
-        for j in range(1, len(self.taps)):  # four products, added in a fixed order, the oldest input first
+        for j in range(1, len(self.taps)):  # added in a fixed order, the oldest input first
             y = y + self.taps[j] * x[:, j : j + n]
-        q, k, v = silu(y).split((H * K, H * K, y.shape[-1] - 2 * H * K), dim=-1)
-        q, k, v = (rearrange(part, "b n (h k) -> b n h k", h=H) for part in (q, k, v))
-        return l2_norm(q) * K**-0.5, l2_norm(k), v
+        qk, v = silu(y).split((2 * HK * K, y.shape[-1] - 2 * HK * K), dim=-1)
+        qk = l2_norm(rearrange(qk, "b n (h k) -> b n h k", k=K))
+        if HV > HK:  # each key head serves HV / HK consecutive value heads
+            qk = qk.repeat_interleave(HV // HK, dim=2)
+        q, k = qk.chunk(2, dim=2)
+        return q * K**-0.5, k, rearrange(v, "b n (h v) -> b n h v", h=HV)
 
     def delta_rule(
-        self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, beta: Tensor, state: KDAState, schedule: Schedule
+        self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, beta: Tensor, state: LayerState, schedule: Schedule
     ) -> Tensor:
-        """The n tokens [B, n, H, ..] in order: rows until the open tile is full, then whole tiles, then rows again."""
-        n, grid = schedule.n, self.config.grid
-        inputs = (q, k, v, a, beta)
-        if n == 1:
-            return next_row(*(x[:, 0] for x in inputs), state.S, state.tile, schedule.row, grid)[:, None]
-        head = min(n, -schedule.start[0] % grid.tile)
-        whole = head + (n - head) // grid.tile * grid.tile
+        """The tokens' outputs [B, n, H, V]: one row of each request's tile, or the tiles of one request in order."""
+        inputs, C = (q, k, v, a, beta), self.config.grid.tile
+        if schedule.n == 1:
+            return next_row(*(x[:, 0] for x in inputs), state, schedule.row)[:, None]
+        outputs = []
+        for t0, t1 in pairwise(tile_edges(schedule.start[0], schedule.end, C)):
+            rows = slice(t0 - schedule.start[0], t1 - schedule.start[0])
+            N = max(1, (t1 - t0) // C)
+            tiles = empty_tiles(N, state) if t0 % C == 0 else state
+            parts = (rearrange(x[0, rows], "(N n) h ... -> N h n ...", N=N) for x in inputs)
+            o, S = tile_rows(*parts, state.S[0], tiles, t0 % C)
+            tiles = tiles if t1 % C else empty_tiles(1, state)
+            state.S, state.X, state.UW, state.P = S[None], tiles.X, tiles.UW, tiles.P
+            outputs.append(rearrange(o, "N h n v -> 1 (N n) h v"))
+        return torch.cat(outputs, dim=1)
 
-        def by_rows(t0: int, t1: int) -> list[Tensor]:
-            at = RowIndex.every(grid)
-            rows = [(t, at[(schedule.start[0] + t) % grid.tile]) for t in range(t0, t1)]
-            return [next_row(*(x[:, t] for x in inputs), state.S, state.tile, row, grid)[:, None] for t, row in rows]
 
-        o = by_rows(0, head)
-        if whole > head:
-            tiles = (rearrange(x[0, head:whole], "(n c) h ... -> n h c ...", c=grid.tile) for x in inputs)
-            rows, state.S[0] = tile_rows(*tiles, state.S[0], grid)
-            o.append(rearrange(rows, "n h c v -> 1 (n c) h v"))
-        return torch.cat(o + by_rows(whole, n), dim=1)
+def tile_edges(start: int, end: int, C: int) -> list[int]:
+    """Positions from start to end at which to cut: the tile ends next to both, and every TILES_AT_ONCE tiles between."""
+    first, last = -(-start // C) * C, end // C * C
+    inner = {*range(first, last, C * TILES_AT_ONCE), last}
+    return [start, *sorted(t for t in inner if start < t < end), end]
