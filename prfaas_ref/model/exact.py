@@ -1,8 +1,8 @@
 """The few operations whose bits do not depend on who shares the batch.
 
 A matrix product may give a row other bits when the number of rows changes, and vectorised `sigmoid` or `silu` differ
-between a vector's body and its tail. The model is therefore written in the operations of this file, of which each output
-row is a function of its input row alone (docs/exactness.md lists what was measured):
+between a vector's body and its tail. The model is therefore written in the operations of this file, of which each
+output row is a function of its input row alone (docs/exactness.md lists what was measured):
 
 * products whose row count is a multiple of 4, zero padded (`Linear`, `bmm_rows`);
 * pointwise functions composed of exp, log1p, sqrt, division and multiplication, which are the same at every position.
@@ -23,8 +23,8 @@ def round_up(n: int, multiple: int) -> int:
 class Linear:
     """y = x W^T for rows x [rows, in]; rows are zero padded to a multiple of `slab` (numerics rule: never 1, 2 or 3).
 
-    weight: [out, in], contiguous and freshly allocated (a misaligned one changes bits). Outputs are padded to a multiple
-    of 64 at construction and cut off again, since narrow products take other kernels.
+    weight: [out, in], contiguous and freshly allocated (a misaligned one changes bits). Outputs are padded to a
+    multiple of 64 at construction and cut off again, since narrow products take other kernels.
     """
 
     weight: Tensor
@@ -52,17 +52,19 @@ def pad_rows(x: Tensor, rows: int) -> Tensor:
 
 def bmm_rows(a: Tensor, b: Tensor) -> Tensor:
     """Batched a @ b for a [.., rows, k], b [.., k, n]; rows are zero padded to a multiple of 4."""
-    *batch, rows, k = a.shape
+    rows = a.shape[-2]
     if rows % 4:
-        a = pad_rows(a, round_up(rows, 4))
-    product = torch.bmm(a.reshape(-1, a.shape[-2], k), b.reshape(-1, *b.shape[-2:]))
-    return product[:, :rows].view(*batch, rows, b.shape[-1])
+        return bmm_rows(pad_rows(a, round_up(rows, 4)), b)[..., :rows, :]
+    if a.dim() == 3:
+        return torch.bmm(a, b)
+    return torch.bmm(a.flatten(0, -3), b.flatten(0, -3)).unflatten(0, a.shape[:-2])
 
 
 def add_bmm_rows(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """c + a @ b, batched, for a [.., rows, k] with a multiple of 4 rows."""
-    flat = (t.reshape(-1, *t.shape[-2:]) for t in (c, a, b))
-    return torch.baddbmm(*flat).view_as(c)
+    if a.dim() == 3:
+        return torch.baddbmm(c, a, b)
+    return torch.baddbmm(*(t.flatten(0, -3) for t in (c, a, b))).view_as(c)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -70,7 +72,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    return x * sigmoid(x)
+    return x / (1 + torch.exp(-x))
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -80,10 +82,10 @@ def softplus(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension, in float32, back in x's dtype."""
     wide = x.float()
-    scale = 1 / torch.sqrt((wide * wide).mean(-1, keepdim=True) + eps)
-    return (wide * scale * weight).to(x.dtype)
+    root = torch.sqrt((wide * wide).mean(-1, keepdim=True) + eps)
+    return (wide / root * weight).to(x.dtype)
 
 
 def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
     """x / |x| over the last dimension, the eps inside the root (KDA's normalisation of q and k)."""
-    return x * (1 / torch.sqrt((x * x).sum(-1, keepdim=True) + eps))
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps)

@@ -46,10 +46,9 @@ class RowIndex:
         return cls(torch.arange(len(rows), device=device), torch.tensor(rows, device=device), last)
 
 
-def fold(S: Tensor, X: Tensor, UW: Tensor, P: Tensor) -> Tensor:
-    """The state [.., K, V] at a tile's end from that at its start: X [.., C, K], UW [.., C, V+K], P [.., K] are complete."""
-    U, W = UW.split((S.shape[-1], S.shape[-2]), dim=-1)
-    return add_bmm_rows(P[..., None] * S, X.transpose(-1, -2), U - bmm_rows(W, S))
+def fold(S: Tensor, X: Tensor, U: Tensor, W: Tensor, P: Tensor) -> Tensor:
+    """The state [.., K, V] at a tile's end from that at its start, and the complete rows of X, U and W; P [.., K, 1]."""
+    return add_bmm_rows(P * S, X.transpose(-1, -2), U - bmm_rows(W, S))
 
 
 def tile_rows(
@@ -81,8 +80,8 @@ def tile_rows(
     # The state walks through the tiles: the only step that is sequential in time.
     S_at = [S]
     if first + n == X.shape[-2]:
-        for t in range(N):
-            S_at.append(fold(S_at[-1], X[t], UW[t], tile.P[t]))
+        for tile_end in zip(X, *UW.split((V, K), dim=-1), tile.P[..., None], strict=True):
+            S_at.append(fold(S_at[-1], *tile_end))
     return O + bmm_rows(q_decayed - RW, torch.stack(S_at[:N])), S_at[-1]
 
 
@@ -105,7 +104,7 @@ def next_row(q: Tensor, k: Tensor, v: Tensor, a: Tensor, beta: Tensor, state: La
     o = O + bmm_rows((q_decayed - RW)[..., None, :], state.S)[..., 0, :]
     if at.last:
         S, X, UW, P = (t[at.last] for t in (state.S, state.X, state.UW, state.P))
-        state.S[at.last] = fold(S, X, UW, P)
+        state.S[at.last] = fold(S, X, *UW.split((V, K), dim=-1), P[..., None])
         # Empty again, so that no history shows in the state's bytes.
         state.X[at.last], state.UW[at.last], state.P[at.last] = 0.0, 0.0, 1.0
     return o
