@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from prfaas_ref.cache.entries import PrefixBlock, Root, Snapshot
 from prfaas_ref.cache.eviction import Account
-from prfaas_ref.cache.keys import TokenChain
+from prfaas_ref.cache.keys import Namespace, TokenBlocks
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +17,8 @@ class Allocation:
     committed_tokens: how many tokens' KV the caller has declared written.
     """
 
-    chain: TokenChain
+    namespace: Namespace
+    tokens: TokenBlocks
     account: Account
     root: Root
     path: list[PrefixBlock]
@@ -27,14 +28,14 @@ class Allocation:
     branch_tokens: int
     committed_tokens: int
     reserved: "list[Checkpoint]" = field(default_factory=list)
-    publishes: bool = True  # False once a digest collided or the weights changed: the rest of the chain stays private
+    publishes: bool = True  # False once the weights have changed: the rest stays private
     writers: int = 0  # receives in flight: someone outside may still write to the private blocks
     freed: bool = False
 
     @property
     def num_tokens(self) -> int:
         """The tokens known so far: the prompt and what `extend` added."""
-        return len(self.chain)
+        return len(self.tokens)
 
     @property
     def snapshot_blocks(self) -> tuple[int, ...]:

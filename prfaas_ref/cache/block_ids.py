@@ -20,10 +20,10 @@ class BlockIds:
 
     def take(self, count: int) -> list[int]:
         """`count` free numbers. The caller has made sure that there are so many."""
-        fresh = max(0, count - len(self.returned))
-        keep = len(self.returned) - (count - fresh)
+        keep = max(0, len(self.returned) - count)
         taken = self.returned[keep:]
         del self.returned[keep:]
+        fresh = count - len(taken)
         taken.extend(range(self.minted, self.minted + fresh))
         self.minted += fresh
         return taken

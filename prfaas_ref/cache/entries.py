@@ -3,58 +3,69 @@
     Root (a namespace) <- PrefixBlock <- PrefixBlock <- PrefixBlock
                                      <- Snapshot     <- PrefixBlock
 
-Two counts decide an entry's fate. `children` counts the entries below it, a snapshot included; only leaves are evicted,
-so whatever is cached has its whole chain. `pins` counts who holds it: a request, a transfer, and each pinned child,
-which holds its parent once. So one pin at the deepest block keeps the whole chain, and costs nothing per block when a
-busy prefix is held already.
+A block is reached from its parent by its tokens, so a walk from the root compares namespace, chain and tokens, and no digest
+is ever trusted. Two things decide an entry's fate. Only leaves are evicted, and a snapshot counts as a child, so whatever is
+cached has its whole chain. `pins` counts who holds an entry: a request, a transfer, and each pinned child, which holds its
+parent once. So one pin at the deepest block keeps the chain, and costs nothing per block when a busy prefix is held already.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prfaas_ref.cache.keys import Namespace
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """One node of the tree. `size` is in blocks, `depth` in blocks from the root, `last_use` counts releases."""
+class Node:
+    """What all entries have. `depth` is in blocks from the root, `size` in blocks owned, `last_use` counts releases."""
 
-    parent: "Entry | None"
+    parent: "Root | PrefixBlock | None"
     depth: int
     size: int
     pins: int = 0
-    children: int = 0
     last_use: int = 0
-    queued: bool = False
+    queued: bool = False  # waits in the heap of its account
 
     @property
     def block_ids(self) -> tuple[int, ...]:
         """The pool blocks that this entry owns."""
         return ()
 
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it could be evicted without taking anything else along."""
+        return False
+
 
 @dataclass(slots=True, eq=False)
-class Root(Entry):
+class Root(Node):
     """Where the chains of one namespace begin. Owns no blocks."""
 
     namespace: Namespace | None = None
+    key: bytes = b""
+    children: "dict[bytes, PrefixBlock]" = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
-class PrefixBlock(Entry):
-    """A full, published block of full-attention KV: found by `key`, a hit only when parent and tokens agree."""
+class PrefixBlock(Node):
+    """A full, published block of full-attention KV, after its parent's tokens."""
 
     block_id: int = -1
     key: bytes = b""
     tokens: bytes = b""
+    children: "dict[bytes, PrefixBlock]" = field(default_factory=dict)
     snapshot: "Snapshot | None" = None
 
     @property
     def block_ids(self) -> tuple[int, ...]:
         return (self.block_id,)
 
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children and self.snapshot is None
+
 
 @dataclass(slots=True, eq=False)
-class Snapshot(Entry):
+class Snapshot(Node):
     """All fixed-size state (recurrent, conv windows, sliding-window pages) after exactly its block's last token."""
 
     ids: tuple[int, ...] = ()
@@ -64,7 +75,15 @@ class Snapshot(Entry):
         return self.ids
 
     @property
+    def is_leaf(self) -> bool:
+        return True
+
+    @property
     def block(self) -> PrefixBlock:
         """The prefix block whose end this is the state at."""
         assert isinstance(self.parent, PrefixBlock)
         return self.parent
+
+
+Leaf = PrefixBlock | Snapshot  # what can be evicted, once nothing hangs on it
+Entry = Root | Leaf

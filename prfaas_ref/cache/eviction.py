@@ -9,15 +9,15 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
-from prfaas_ref.cache.entries import Entry, PrefixBlock, Snapshot
+from prfaas_ref.cache.entries import Entry, Leaf, PrefixBlock, Root, Snapshot
 
-Score = Callable[[Entry], float]
+Score = Callable[[Leaf], float]
+Ticket = tuple[float, int, Leaf]  # a leaf, its score when it was offered, and the order of offers to break ties
 
 
-def recency(entry: Entry) -> float:
-    """Least recently used goes first."""
-    return entry.last_use
+recency: Score = attrgetter("last_use")  # least recently used goes first
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class FlopAware:
     alpha: float = 0.25
     quadratic_tokens: float = 32_768.0
 
-    def __call__(self, entry: Entry) -> float:
-        end = entry.depth * self.block_size
-        start = 0 if isinstance(entry, Snapshot) else end - self.block_size
+    def __call__(self, leaf: Leaf) -> float:
+        end = leaf.depth * self.block_size
+        start = 0 if isinstance(leaf, Snapshot) else end - self.block_size
         saved_tokens = (end - start) + (end * end - start * start) / (2 * self.quadratic_tokens)
-        return entry.last_use + self.alpha * saved_tokens / (entry.size * self.block_size)
+        return leaf.last_use + self.alpha * saved_tokens / (leaf.size * self.block_size)
 
 
 class Account:
@@ -51,7 +51,8 @@ class Account:
         self.quota_blocks = quota_blocks
         self.held_blocks = 0
         self.evictable_blocks = 0
-        self._leaves: list[tuple[float, int, PrefixBlock | Snapshot]] = []  # (score when offered, tie break, leaf)
+        self._leaves: list[Ticket] = []
+        self._offers = 0
 
     def pin(self, entry: Entry) -> None:
         """Keep `entry`, and by it all its ancestors, from eviction."""
@@ -73,44 +74,70 @@ class Account:
             if now is not None:
                 node.last_use = now
             self.evictable_blocks += node.size
-            if not node.children:
+            if node.is_leaf:
                 self._offer(node)
             node = node.parent
 
-    def add(self, leaf: PrefixBlock | Snapshot) -> None:
+    def add(self, leaf: Leaf) -> None:
         """A new leaf that nobody holds yet."""
         self.evictable_blocks += leaf.size
         self._offer(leaf)
 
     def lowest_score(self) -> float:
-        """The score of the leaf that goes next, infinity when there is none."""
-        leaves = self._leaves
-        while leaves:
-            offered, order, entry = leaves[0]
-            if entry.pins or entry.children:
-                heapq.heappop(leaves)
-                entry.queued = False
-                continue
-            score = self.score(entry)
-            if score <= offered:
-                return offered
-            heapq.heapreplace(leaves, (score, order, entry))
+        """The score of the leaf that goes next; infinity when there is none."""
+        while self._leaves:
+            ticket = heapq.heappop(self._leaves)
+            if self._is_true(ticket):
+                ticket[2].queued = True
+                heapq.heappush(self._leaves, ticket)
+                return ticket[0]
         return math.inf
 
-    def evict(self) -> PrefixBlock | Snapshot:
-        """Cut the leaf with the lowest score off the tree. Its blocks are then the caller's to give back."""
-        self.lowest_score()
-        entry = heapq.heappop(self._leaves)[2]
-        entry.queued = False
-        self.evictable_blocks -= entry.size
-        parent = entry.parent
-        assert parent is not None
-        parent.children -= 1
-        if not parent.children and not parent.pins:
-            self._offer(parent)
-        return entry
+    def evict(self, num_blocks: float) -> list[Leaf]:
+        """Cut leaves off the tree, lowest score first, until they have `num_blocks` or just more. The caller has made sure
+        that so many are evictable, and frees the blocks."""
+        cut: list[Leaf] = []
+        ticket = None
+        while num_blocks > 0:
+            assert ticket or self._leaves, "evictable blocks were counted, but no leaf is left"
+            ticket = ticket or heapq.heappop(self._leaves)
+            leaf, valid, ticket = ticket[2], self._is_true(ticket), None
+            if not valid:
+                continue
+            cut.append(leaf)
+            num_blocks -= leaf.size
+            self.evictable_blocks -= leaf.size
+            parent = leaf.parent
+            assert parent is not None, "a root was offered"
+            if isinstance(leaf, PrefixBlock):
+                del parent.children[leaf.tokens]
+            else:
+                leaf.block.snapshot = None
+            if parent.is_leaf and not parent.pins and isinstance(parent, PrefixBlock):
+                parent.queued = True  # offered and, as a chain goes from its end, often taken at once
+                ticket = heapq.heappushpop(self._leaves, self._ticket(parent))
+        if ticket:
+            ticket[2].queued = True
+            heapq.heappush(self._leaves, ticket)
+        return cut
 
-    def _offer(self, leaf: Entry) -> None:
-        if not leaf.queued and isinstance(leaf, PrefixBlock | Snapshot):  # a root has nothing to give
-            leaf.queued = True
-            heapq.heappush(self._leaves, (self.score(leaf), leaf.block_ids[0], leaf))
+    def _is_true(self, ticket: Ticket) -> bool:
+        """Whether a ticket taken from the heap still says how things are. If not, its leaf is offered again: now if it was
+        used since, and when it is released if it is in use."""
+        offered, _, leaf = ticket
+        leaf.queued = False
+        if leaf.pins or not leaf.is_leaf:
+            return False
+        if self.score(leaf) > offered:
+            self._offer(leaf)
+            return False
+        return True
+
+    def _offer(self, entry: Entry) -> None:
+        if not entry.queued and not isinstance(entry, Root):
+            entry.queued = True
+            heapq.heappush(self._leaves, self._ticket(entry))
+
+    def _ticket(self, leaf: Leaf) -> Ticket:
+        self._offers += 1
+        return self.score(leaf), self._offers, leaf

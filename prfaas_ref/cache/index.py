@@ -14,7 +14,6 @@ A hit needs the KV of every block *and* a snapshot at its end. Every call does a
 nothing. Not thread safe: the owner holds one lock around each call. Paper section 6, prefix-cache blocks.
 """
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 
@@ -22,7 +21,7 @@ from prfaas_ref.cache.allocation import Allocation, Checkpoint, PrefixMatch
 from prfaas_ref.cache.entries import PrefixBlock, Snapshot
 from prfaas_ref.cache.eviction import Score, recency
 from prfaas_ref.cache.invariants import check_invariants
-from prfaas_ref.cache.keys import Hasher, Namespace, TokenChain, as_u32
+from prfaas_ref.cache.keys import Namespace, TokenBlocks, as_u32
 from prfaas_ref.cache.transfer import Transfer, TransferLedger
 from prfaas_ref.cache.tree import CacheListener, CacheTree, OutOfBlocks
 
@@ -48,14 +47,12 @@ class HybridCacheIndex:
         quotas: Mapping[str, int] | None = None,
         fingerprint: str | None = None,
         listener: CacheListener | None = None,
-        hasher: Hasher = hashlib.sha256,
     ) -> None:
         if block_size < 1 or state_blocks < 0:
             raise ValueError(f"block_size must be positive and state_blocks not negative: {block_size}, {state_blocks}")
         self.block_size = block_size
         self.state_blocks = state_blocks
         self.fingerprint = fingerprint
-        self.hasher = hasher
         self.tree = CacheTree(num_blocks, score, quotas or {}, listener)
         self.transfers = TransferLedger(self.tree, block_size, self._release)
         self.allocations: set[Allocation] = set()
@@ -64,19 +61,22 @@ class HybridCacheIndex:
 
     def match_prefix(self, namespace: Namespace, tokens: Iterable[int]) -> PrefixMatch:
         """What `allocate` would find, without holding it: a report for routing, true until the next call."""
-        chain = self._chain(namespace, tokens)
-        path = self.tree.find(chain, (len(chain) - 1) // self.block_size)
+        path = self.tree.find(namespace, self._below_last(self._split(namespace, tokens)))
         return PrefixMatch(len(path) * self.block_size, self._usable(path) * self.block_size)
 
-    def _chain(self, namespace: Namespace, tokens: Iterable[int]) -> TokenChain:
+    def _split(self, namespace: Namespace, tokens: Iterable[int]) -> TokenBlocks:
         if namespace.block_size != self.block_size:
             raise ValueError(f"namespace has blocks of {namespace.block_size} tokens, this cache {self.block_size}")
         if self.fingerprint not in (None, namespace.fingerprint):
             raise ValueError(f"namespace is of weights {namespace.fingerprint!r}, this cache of {self.fingerprint!r}")
-        chain = TokenChain(namespace, tokens, self.hasher)
-        if not len(chain):
+        split = TokenBlocks(self.block_size, tokens)
+        if not len(split):
             raise ValueError("an empty prompt has nothing to cache")
-        return chain
+        return split
+
+    def _below_last(self, tokens: TokenBlocks) -> list[bytes]:
+        """The full blocks that leave at least the last token to be computed."""
+        return tokens.full[: (len(tokens) - 1) // self.block_size]
 
     def _usable(self, path: list[PrefixBlock]) -> int:
         """The longest part of `path`, in blocks, that has its state too."""
@@ -93,15 +93,17 @@ class HybridCacheIndex:
         A hit ends on the block grid below the last token, so at least one token is computed. Raises OutOfBlocks, and
         ValueError for an empty prompt, a token that is none, or a namespace that this cache does not serve.
         """
-        chain = self._chain(namespace, tokens)
-        path = self.tree.find(chain, (len(chain) - 1) // self.block_size)
+        split = self._split(namespace, tokens)
+        path = self.tree.find(namespace, self._below_last(split))
         branch_tokens = len(path) * self.block_size
         del path[self._usable(path) :]
-        return self._open(chain, path, path[-1].snapshot if path else None, branch_tokens, extra_tokens)[0]
+        snapshot = path[-1].snapshot if path else None
+        return self._open(namespace, split, path, snapshot, branch_tokens, extra_tokens)[0]
 
     def _open(
         self,
-        chain: TokenChain,
+        namespace: Namespace,
+        tokens: TokenBlocks,
         path: list[PrefixBlock],
         snapshot: Snapshot | None,
         branch_tokens: int,
@@ -109,14 +111,14 @@ class HybridCacheIndex:
         live_blocks: int = 0,
     ) -> tuple[Allocation, list[int]]:
         """Hold `path` and `snapshot` and take all other blocks at once. Returns the blocks of live state apart."""
-        account, root = self.tree.account(chain.namespace), self.tree.root(chain.namespace)
+        account, root = self.tree.account(namespace), self.tree.root(namespace)
         cached = len(path) * self.block_size
         table = [block.block_id for block in path]
-        alloc = Allocation(chain, account, root, path, snapshot, table, cached, branch_tokens, cached)
+        alloc = Allocation(namespace, tokens, account, root, path, snapshot, table, cached, branch_tokens, cached)
         account.pin(alloc.deepest)
         if snapshot:
             account.pin(snapshot)
-        pages = self._blocks_for(len(chain) + extra_tokens) - len(path)
+        pages = self._blocks_for(len(tokens) + extra_tokens) - len(path)
         try:
             taken = self.tree.take(account, pages + live_blocks)
         except OutOfBlocks:
@@ -130,49 +132,45 @@ class HybridCacheIndex:
         """Add decoded tokens. Returns the blocks taken for them, already in the block table. Raises OutOfBlocks."""
         self._check_open(alloc)
         new = as_u32(tokens)
-        taken = self.tree.take(alloc.account, self._blocks_for(len(alloc.chain) + len(new)) - len(alloc.block_table))
+        taken = self.tree.take(alloc.account, self._blocks_for(alloc.num_tokens + len(new)) - len(alloc.block_table))
         alloc.block_table += taken
-        alloc.chain.extend(new)
+        alloc.tokens.extend(new)
         return taken
 
     def commit(self, alloc: Allocation, num_tokens: int) -> list[int]:
         """The KV of the first `num_tokens` tokens is written: publish the full blocks among them.
 
         A block that another request published first is adopted and our copy given back: the returned positions of the
-        block table now name other blocks, of the same content. A digest collision ends publishing for this request.
+        block table now name other blocks, of the same content.
         """
         self._check_open(alloc)
         if alloc.writers:
             raise ValueError("a transfer may still write to these blocks: commit when it has settled")
-        if not alloc.committed_tokens <= num_tokens <= len(alloc.chain):
+        if not alloc.committed_tokens <= num_tokens <= alloc.num_tokens:
             raise ValueError(
-                f"commit of {num_tokens} tokens, with {alloc.committed_tokens} to {len(alloc.chain)} possible"
+                f"commit of {num_tokens} tokens, with {alloc.committed_tokens} to {alloc.num_tokens} possible"
             )
         alloc.committed_tokens = num_tokens
-        alloc.publishes &= self.fingerprint in (None, alloc.chain.namespace.fingerprint)
-        first, adopted = len(alloc.path), []
-        for position in range(first, num_tokens // self.block_size):
-            if alloc.publishes and self._publish(alloc, position):
+        alloc.publishes &= self.fingerprint in (None, alloc.namespace.fingerprint)
+        adopted: list[int] = []
+        parent, path, full = alloc.deepest, alloc.path, alloc.tokens.full
+        for position in range(len(path), num_tokens // self.block_size if alloc.publishes else 0):
+            block = parent.children.get(full[position])
+            if block is None:
+                block = self.tree.add_block(parent, alloc.block_table[position], full[position])
+            else:
+                self._adopt(alloc, position, block)
                 adopted.append(position)
+            path.append(block)
+            parent = block
         return adopted
 
-    def _publish(self, alloc: Allocation, position: int) -> bool:
-        """Publish the next block of `alloc`; True if another request's block was adopted in its place."""
-        parent, own = alloc.deepest, alloc.block_table[position]
-        key, tokens = alloc.chain.keys[position], alloc.chain.chunks[position]
-        block = self.tree.blocks.get(key)
-        if block is None:
-            alloc.path.append(self.tree.add_block(parent, own, key, tokens))
-            return False
-        if block.parent is not parent or block.tokens != tokens:
-            alloc.publishes = False
-            return False
+    def _adopt(self, alloc: Allocation, position: int, block: PrefixBlock) -> None:
+        """Use the block that another request published first; ours goes back, and the pin moves on as in `add_block`."""
         alloc.account.pin(block)
-        alloc.account.unpin(parent, None)
-        alloc.path.append(block)
+        alloc.account.unpin(alloc.deepest, None)
+        self.tree.give_back(alloc.account, (alloc.block_table[position],))
         alloc.block_table[position] = block.block_id
-        self.tree.give_back(alloc.account, (own,))
-        return True
 
     def free(self, alloc: Allocation) -> None:
         """The request ends: what it published stays cached, the rest is free. A second call raises ValueError.
@@ -181,6 +179,9 @@ class HybridCacheIndex:
         """
         self._check_open(alloc)
         alloc.freed = True
+        for ticket in alloc.reserved:
+            self.tree.give_back(alloc.account, ticket.block_ids)
+        alloc.reserved.clear()
         if not alloc.writers:
             self._release(alloc)
 
@@ -204,10 +205,10 @@ class HybridCacheIndex:
 
         All KV that matches is held, to the last token: alloc.cached_tokens need not be sent. Raises as `allocate`.
         """
-        chain = self._chain(namespace, tokens)
-        path = self.tree.find(chain, len(chain) // self.block_size)
+        split = self._split(namespace, tokens)
+        path = self.tree.find(namespace, split.full)
         matched = len(path) * self.block_size
-        alloc, live = self._open(chain, path, None, matched, extra_tokens, live_blocks)
+        alloc, live = self._open(namespace, split, path, None, matched, extra_tokens, live_blocks)
         return self.transfers.receive(alloc, live, lease_end_s)
 
     # ---- snapshots
@@ -218,7 +219,7 @@ class HybridCacheIndex:
         `num_tokens` may lie ahead of what is committed; publishing then waits for the commit.
         """
         self._check_open(alloc)
-        if num_tokens % self.block_size or not 0 < num_tokens <= len(alloc.chain):
+        if num_tokens % self.block_size or not 0 < num_tokens <= alloc.num_tokens:
             raise ValueError(f"a snapshot ends on a block of {self.block_size} within the tokens, not at {num_tokens}")
         depth = num_tokens // self.block_size
         published = depth <= len(alloc.path)
@@ -271,8 +272,6 @@ class HybridCacheIndex:
 
     def _release(self, alloc: Allocation) -> None:
         self.allocations.remove(alloc)
-        for ticket in alloc.reserved:
-            self.tree.give_back(alloc.account, ticket.block_ids)
         self.tree.give_back(alloc.account, alloc.private_blocks)
         self.tree.releases += 1
         self._unpin(alloc, self.tree.releases)

@@ -1,9 +1,11 @@
 """What must hold of an index after every call, recounted from nothing but who holds what."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prfaas_ref.cache.entries import Entry, PrefixBlock, Root, Snapshot
+from prfaas_ref.cache.entries import Entry, Leaf, PrefixBlock, Root, Snapshot
+from prfaas_ref.cache.keys import next_key
 
 if TYPE_CHECKING:
     from prfaas_ref.cache.index import HybridCacheIndex
@@ -11,55 +13,59 @@ if TYPE_CHECKING:
 
 def check_invariants(index: "HybridCacheIndex") -> None:
     """Raises AssertionError that names what does not add up. Changes nothing."""
-    entries = _entries(index)
-    _check_bijection(index)
-    _check_counts(index, entries)
+    entries = [entry for root in index.tree.roots.values() for entry in _below(root)]
+    _check_links(index, entries)
+    _check_pins(index, entries)
     _check_partition(index, entries)
 
 
-def _entries(index: "HybridCacheIndex") -> list[PrefixBlock | Snapshot]:
-    blocks = list(index.tree.blocks.values())
-    return [*blocks, *(block.snapshot for block in blocks if block.snapshot)]
-
-
-def _check_bijection(index: "HybridCacheIndex") -> None:
-    """Keys and blocks, blocks and snapshots, namespaces and roots name each other; parents are cached."""
-    for key, block in index.tree.blocks.items():
-        assert block.key == key, "a block is filed under another key"
-        parent = block.parent
-        cached = index.tree.blocks.get(parent.key) is parent if isinstance(parent, PrefixBlock) else parent is not None
-        assert cached, "a cached block's parent is not cached"
-        assert parent is not None and block.depth == parent.depth + 1, "a block is not one deeper than its parent"
+def _below(root: Root) -> Iterator[Leaf]:
+    """Every entry of a namespace, parents first."""
+    waiting = list(root.children.values())
+    while waiting:
+        block = waiting.pop()
+        waiting += block.children.values()
+        yield block
         if block.snapshot:
-            assert block.snapshot.parent is block, "a snapshot hangs on another block"
-            assert block.snapshot.size == index.state_blocks, "a snapshot has another size than the state"
+            yield block.snapshot
+
+
+def _check_links(index: "HybridCacheIndex", entries: list[Leaf]) -> None:
+    """Parents and children name each other, keys name prefixes, and every entry that could go is queued."""
     for namespace, root in index.tree.roots.items():
-        assert root.namespace == namespace, "a root is filed under another namespace"
+        assert root.namespace == namespace and root.key == namespace.root, "a root is filed under another namespace"
         assert root.pins or root.children, "an empty root is kept"
+    for entry in entries:
+        parent = entry.parent
+        assert parent is not None, "a cached entry has no parent"
+        if isinstance(entry, PrefixBlock):
+            assert parent.children.get(entry.tokens) is entry, "a block is filed under other tokens, or another parent"
+            assert entry.key == next_key(parent.key, entry.tokens), "a block has the key of another prefix"
+            assert entry.depth == parent.depth + 1, "a block is not one deeper than its parent"
+        else:
+            assert entry.block.snapshot is entry, "a snapshot hangs on another block"
+            assert entry.depth == parent.depth and entry.size == index.state_blocks, (
+                "a snapshot of another place or size"
+            )
+        assert entry.queued or entry.pins or not entry.is_leaf, "an entry that could go is not queued for eviction"
+    keys = {entry.key for entry in entries if isinstance(entry, PrefixBlock)}
+    assert len(keys) == sum(isinstance(entry, PrefixBlock) for entry in entries), "two blocks have one key"
 
 
-def _check_counts(index: "HybridCacheIndex", entries: list[PrefixBlock | Snapshot]) -> None:
-    """Children and pins equal a recount. A pinned entry pins its parent once, so entries are visited deepest first."""
-    children: Counter[Entry | None] = Counter(entry.parent for entry in entries)
-    pins: Counter[Entry | None] = Counter()
-    for alloc in index.allocations:
-        pins[alloc.deepest] += 1
-        if alloc.snapshot:
-            pins[alloc.snapshot] += 1
-    for transfer in index.transfers.in_flight:
-        if transfer.pinned:
-            pins[transfer.pinned] += 1
+def _check_pins(index: "HybridCacheIndex", entries: list[Leaf]) -> None:
+    """Pins equal a recount: one for each request and transfer, and one for each pinned child."""
+    pins: Counter[Entry | None] = Counter(alloc.deepest for alloc in index.allocations)
+    pins.update(alloc.snapshot for alloc in index.allocations if alloc.snapshot)
+    pins.update(transfer.pinned for transfer in index.transfers.in_flight if transfer.pinned)
     for entry in sorted(entries, key=lambda entry: (entry.depth, isinstance(entry, Snapshot)), reverse=True):
         if pins[entry]:
             pins[entry.parent] += 1
     nodes: list[Entry] = [*entries, *index.tree.roots.values()]
     for node in nodes:
-        assert node.children == children[node], f"{type(node).__name__} counts {node.children} children"
         assert node.pins == pins[node], f"{type(node).__name__} counts {node.pins} pins, not {pins[node]}"
-        assert not node.queued or not isinstance(node, Root), "a root waits for eviction"
 
 
-def _check_partition(index: "HybridCacheIndex", entries: list[PrefixBlock | Snapshot]) -> None:
+def _check_partition(index: "HybridCacheIndex", entries: list[Leaf]) -> None:
     """Free, private, transfer and cached blocks share no number and together are all of them; accounts agree."""
     held: dict[int, str] = dict.fromkeys(index.tree.ids.returned, "free")
     assert len(held) == len(index.tree.ids.returned), "a block is free twice"

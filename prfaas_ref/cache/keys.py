@@ -3,27 +3,19 @@
     h_0 = sha256(tagged, length-prefixed fields of the namespace)
     h_i = sha256(h_{i-1} || tokens of block i as u32 little-endian)
 
-A key names a whole prefix, so equal keys in two processes, two clusters or two years mean the same tokens under the
-same weights. Digests may still collide; the index compares the tokens themselves on every hit. Knows nothing of blocks
-or tensors. Paper section 6: full-attention KV is matched per block.
+A key names a whole prefix, so equal keys in two processes or two clusters mean the same tokens under the same weights. Keys
+are how caches talk about prefixes; a local hit never rests on a digest, but walks the tokens themselves (`tree`). Knows
+nothing of blocks or tensors. Paper section 6: full-attention KV is matched per block.
 """
 
 import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 _TOKEN_BYTES = 4
-
-
-class Digest(Protocol):
-    def digest(self) -> bytes: ...
-
-
-Hasher = Callable[[bytes], Digest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,44 +53,41 @@ def _tagged(fields: dict[str, str]) -> bytes:
     return b"".join(parts)
 
 
-class TokenChain:
-    """The tokens of one request, cut into full blocks and hashed as they come.
+def next_key(parent_key: bytes, tokens: bytes) -> bytes:
+    """h_i of a block whose tokens, as u32 little-endian, follow the prefix that `parent_key` names."""
+    return hashlib.sha256(parent_key + tokens).digest()
 
-    `keys[i]` names the prefix that ends with full block i, `chunks[i]` is that block's tokens as bytes, and the tokens
-    after the last full block wait in the tail.
-    """
 
-    __slots__ = ("_hasher", "_tail", "chunks", "keys", "namespace")
+def chain_keys(namespace: Namespace, tokens: Iterable[int]) -> list[bytes]:
+    """The key of every full block of `tokens`, first block first."""
+    key, keys = namespace.root, []
+    for block in TokenBlocks(namespace.block_size, tokens).full:
+        key = next_key(key, block)
+        keys.append(key)
+    return keys
 
-    def __init__(self, namespace: Namespace, tokens: Iterable[int] = (), hasher: Hasher = hashlib.sha256) -> None:
-        self.namespace = namespace
-        self.keys: list[bytes] = []
-        self.chunks: list[bytes] = []
+
+class TokenBlocks:
+    """The tokens of one request: `full` has the bytes of each full block, and the rest waits in the tail."""
+
+    __slots__ = ("_tail", "block_size", "full")
+
+    def __init__(self, block_size: int, tokens: Iterable[int] = ()) -> None:
+        self.block_size = block_size
+        self.full: list[bytes] = []
         self._tail = array("I")
-        self._hasher = hasher
         self.extend(tokens)
 
     def __len__(self) -> int:
-        return len(self.keys) * self.namespace.block_size + len(self._tail)
+        return len(self.full) * self.block_size + len(self._tail)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add `tokens`, each a number of 32 bits without sign; anything else raises ValueError and adds nothing."""
-        self._tail = self._tail + as_u32(tokens)
-        step = _TOKEN_BYTES * self.namespace.block_size
-        packed = _little_endian(self._tail)
-        key = self.keys[-1] if self.keys else self.namespace.root
-        end = len(packed) - len(packed) % step
-        for start in range(0, end, step):
-            chunk = packed[start : start + step]
-            key = self._hasher(key + chunk).digest()
-            self.keys.append(key)
-            self.chunks.append(chunk)
-        self._tail = self._tail[end // _TOKEN_BYTES :]
-
-
-def chain_keys(namespace: Namespace, tokens: Iterable[int], hasher: Hasher = hashlib.sha256) -> list[bytes]:
-    """The key of every full block of `tokens`, first block first."""
-    return TokenChain(namespace, tokens, hasher).keys
+        waiting = self._tail + as_u32(tokens)
+        end = len(waiting) - len(waiting) % self.block_size
+        packed, step = _little_endian(waiting), _TOKEN_BYTES * self.block_size
+        self.full += [packed[start : start + step] for start in range(0, end * _TOKEN_BYTES, step)]
+        self._tail = waiting[end:]
 
 
 def as_u32(tokens: Iterable[int]) -> "array[int]":

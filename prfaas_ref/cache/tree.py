@@ -5,13 +5,13 @@ of a snapshot. This file moves them between these places and keeps the counts; w
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from prfaas_ref.cache.block_ids import BlockIds
-from prfaas_ref.cache.entries import Entry, PrefixBlock, Root, Snapshot
+from prfaas_ref.cache.entries import Entry, Leaf, PrefixBlock, Root, Snapshot
 from prfaas_ref.cache.eviction import Account, Score
-from prfaas_ref.cache.keys import Namespace, TokenChain
+from prfaas_ref.cache.keys import Namespace, next_key
 
 
 class OutOfBlocks(RuntimeError):
@@ -21,9 +21,9 @@ class OutOfBlocks(RuntimeError):
 class CacheListener(Protocol):
     """Told of every entry that becomes findable, and of every one that goes while its blocks still hold its bytes."""
 
-    def stored(self, entry: PrefixBlock | Snapshot) -> None: ...
+    def stored(self, entry: Leaf) -> None: ...
 
-    def removed(self, entry: PrefixBlock | Snapshot) -> None: ...
+    def removed(self, entry: Leaf) -> None: ...
 
 
 class CacheTree:
@@ -33,7 +33,6 @@ class CacheTree:
         self, num_blocks: int | None, score: Score, quotas: Mapping[str, int], listener: CacheListener | None
     ) -> None:
         self.ids = BlockIds(num_blocks)
-        self.blocks: dict[bytes, PrefixBlock] = {}
         self.roots: dict[Namespace, Root] = {}
         self.listener = listener
         self.evictions = 0
@@ -45,37 +44,38 @@ class CacheTree:
     @property
     def num_evictable(self) -> int:
         """Blocks that nobody holds and that a hit would still find."""
-        return sum(account.evictable_blocks for account in self.accounts)
+        return sum([account.evictable_blocks for account in self.accounts])
 
     def account(self, namespace: Namespace) -> Account:
         return self.tenants.get(namespace.tenant, self.shared)
 
     # ---- find and publish
 
-    def find(self, chain: TokenChain, limit: int) -> list[PrefixBlock]:
-        """The cached blocks of `chain` in order, `limit` at most. Parent and tokens must agree: a collision misses."""
+    def find(self, namespace: Namespace, blocks: Sequence[bytes]) -> list[PrefixBlock]:
+        """The longest cached chain of blocks with these tokens, in order."""
         path: list[PrefixBlock] = []
-        parent: Entry | None = self.roots.get(chain.namespace)
-        for key, tokens in zip(chain.keys[:limit], chain.chunks, strict=False):
-            block = self.blocks.get(key)
-            if block is None or block.parent is not parent or block.tokens != tokens:
+        root = self.roots.get(namespace)
+        children = root.children if root else {}
+        for tokens in blocks:
+            block = children.get(tokens)
+            if block is None:
                 break
             path.append(block)
-            parent = block
+            children = block.children
         return path
 
     def root(self, namespace: Namespace) -> Root:
         """Where the namespace's chains begin; a new root lasts if something holds it."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Root(None, 0, 0, namespace=namespace)
+            root = self.roots[namespace] = Root(None, 0, 0, namespace=namespace, key=namespace.root)
         return root
 
-    def add_block(self, parent: Root | PrefixBlock, block_id: int, key: bytes, tokens: bytes) -> PrefixBlock:
+    def add_block(self, parent: Root | PrefixBlock, block_id: int, tokens: bytes) -> PrefixBlock:
         """Publish a written block. The caller's pin on the parent becomes the child's; the caller holds the child."""
-        block = PrefixBlock(parent, parent.depth + 1, 1, 1, 0, 0, False, block_id, key, tokens)
-        parent.children += 1
-        self.blocks[key] = block
+        key = next_key(parent.key, tokens)
+        block = PrefixBlock(parent, parent.depth + 1, 1, 1, 0, False, block_id, key, tokens, {})
+        parent.children[tokens] = block
         if self.listener:
             self.listener.stored(block)
         return block
@@ -83,7 +83,6 @@ class CacheTree:
     def add_snapshot(self, account: Account, block: PrefixBlock, ids: tuple[int, ...]) -> None:
         """Publish written state at the end of `block`, which the caller holds. Nobody holds the snapshot."""
         snapshot = block.snapshot = Snapshot(block, block.depth, len(ids), last_use=self.releases, ids=ids)
-        block.children += 1
         account.add(snapshot)
         if self.listener:
             self.listener.stored(snapshot)
@@ -98,7 +97,7 @@ class CacheTree:
 
     def forget_if_empty(self, root: Root) -> None:
         if not root.pins and not root.children and root.namespace:
-            del self.roots[root.namespace]
+            self.roots.pop(root.namespace, None)
 
     # ---- block numbers
 
@@ -106,39 +105,41 @@ class CacheTree:
         """`count` blocks, evicting as needed. Raises OutOfBlocks, with nothing evicted, if that cannot be enough."""
         if count <= 0:
             return []
-        if account.held_blocks + count - account.quota_blocks > account.evictable_blocks:
+        over_quota = account.held_blocks + count - account.quota_blocks
+        if over_quota > account.evictable_blocks:
             raise OutOfBlocks(f"{count} blocks wanted, the tenant's quota is {account.quota_blocks}")
-        if count > self.ids.num_free + self.num_evictable:
+        if self.ids.num_free < count > self.ids.num_free + self.num_evictable:
             raise OutOfBlocks(f"{count} blocks wanted, {self.ids.num_free} free and {self.num_evictable} evictable")
-        while account.held_blocks + count > account.quota_blocks:
-            self.evict(account)
-        while self.ids.num_free < count:
-            self.evict(min(self.accounts, key=Account.lowest_score))
+        if over_quota > 0:
+            self._evict(account, over_quota)
+        while (short := count - self.ids.num_free) > 0:
+            self._evict_from_any(short)
         account.held_blocks += count
         return self.ids.take(count)
 
-    def give_back(self, account: Account, ids: Iterable[int]) -> None:
+    def give_back(self, account: Account, ids: Sequence[int]) -> None:
         """Free blocks that nothing refers to any more."""
-        ids = tuple(ids)
         account.held_blocks -= len(ids)
         self.ids.give_back(ids)
-
-    def evict(self, account: Account) -> None:
-        """Forget the account's least valuable leaf."""
-        entry = account.evict()
-        self.evictions += 1
-        if self.listener:
-            self.listener.removed(entry)
-        if isinstance(entry, Snapshot):
-            entry.block.snapshot = None
-        else:
-            del self.blocks[entry.key]
-            if isinstance(entry.parent, Root):
-                self.forget_if_empty(entry.parent)
-        self.give_back(account, entry.block_ids)
 
     def evict_all(self) -> None:
         """Forget everything that nobody holds."""
         for account in self.accounts:
-            while account.evictable_blocks:
-                self.evict(account)
+            self._evict(account, account.evictable_blocks)
+
+    def _evict_from_any(self, num_blocks: int) -> None:
+        if len(self.accounts) == 1:
+            self._evict(self.shared, num_blocks)
+        else:
+            self._evict(min(self.accounts, key=Account.lowest_score), 1)
+
+    def _evict(self, account: Account, num_blocks: float) -> None:
+        """Forget the account's least valuable leaves."""
+        gone = account.evict(num_blocks)
+        self.evictions += len(gone)
+        for entry in gone:
+            if self.listener:
+                self.listener.removed(entry)
+            if isinstance(entry.parent, Root):
+                self.forget_if_empty(entry.parent)
+        self.give_back(account, [block_id for entry in gone for block_id in entry.block_ids])

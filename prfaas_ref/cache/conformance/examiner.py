@@ -1,0 +1,345 @@
+"""Drives a manager one call at a time and checks what must hold, in its own memory: block number -> what was written there.
+
+A value in memory says what the bytes would be the image of: ("kv", tenant, the whole prefix up to the block's last written
+token), so that a hit on a wrong block, however it came about, shows. What the manager believes is never consulted; only its
+counts are compared. Invariants that fail raise Violation.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from prfaas_ref.cache.conformance.adapter import Admission, CacheAdapter, Hold
+from prfaas_ref.cache.conformance.oracle import Oracle
+
+
+class Violation(AssertionError):
+    """The manager broke a promise."""
+
+
+def require(condition: bool, promise: str) -> None:
+    if not condition:
+        raise Violation(promise)
+
+
+@dataclass(eq=False)
+class Live:
+    """A request that the manager has admitted."""
+
+    tenant: str
+    tokens: list[int]
+    request: Any
+    table: list[int]
+    cached: int
+    committed: int
+    state_blocks: tuple[int, ...]
+    tickets: list[tuple[Hold, int]] = field(default_factory=list)
+    landing: "Flight | None" = None
+    freed: bool = False
+
+
+@dataclass(eq=False)
+class Flight:
+    """A transfer in flight: what its reader must go on seeing, and for a receive the request that it fills."""
+
+    hold: Hold
+    lease_end_s: float
+    sees: dict[int, object]
+    live: Live | None
+    stopped: bool = False
+
+
+class Examiner:
+    """One manager under examination. Each method is one move of the outside world, with its checks."""
+
+    def __init__(self, adapter: CacheAdapter) -> None:
+        self.adapter = adapter
+        self.config = adapter.config
+        self.oracle = Oracle(self.config.block_size, adapter.has_state)
+        self.memory: dict[int, object] = {}
+        self.live: list[Live] = []
+        self.flights: list[Flight] = []
+        self.over: list[Flight] = []
+        self.handed_out = 0  # upper bound of blocks ever taken: while it fits the pool, nothing may be lost
+        self.now_s = 0.0
+        self.hits = 0
+        self.recent: list[tuple[str, list[int]]] = []  # prompts served lately
+
+    # ---- moves
+
+    def allocate(self, tenant: str, tokens: list[int]) -> Live | None:
+        before, expected = self.adapter.num_reclaimable(), self._match(tenant, tokens)
+        seen = self._sight()
+        admission = self.adapter.allocate(tenant, list(tokens))
+        if admission is None:
+            self._check_refusal(before, self._blocks_for(len(tokens)) + self._state_blocks, tenant)
+            require(self._sight() == seen, "a refused request changed what is cached")
+            return None
+        require(expected in (None, admission.cached_tokens), "match and allocate disagree")
+        best = self.oracle.longest_hit(tenant, tokens)
+        require(admission.cached_tokens <= best, "a hit on what was never published, or on the last token")
+        require(not self._nothing_lost(tenant) or admission.cached_tokens == best, "a prefix that is there was not hit")
+        state = self.adapter.has_state and admission.cached_tokens > 0
+        require(bool(admission.state_blocks) == state, "a hit without its state, or state without a hit")
+        self.handed_out += len(admission.block_table)
+        return self._admit(tenant, tokens, admission)
+
+    def advance(self, live: Live, num_tokens: int) -> None:
+        """Write the KV of tokens up to `num_tokens` and commit it."""
+        num_tokens = min(len(live.tokens), max(live.committed, num_tokens))
+        if live.landing:
+            return
+        self._write_kv(live, num_tokens)
+        table = self.adapter.commit(live.request, num_tokens)
+        require(len(table) == len(live.table), "commit changed the length of a block table")
+        for position, (old, new) in enumerate(zip(live.table, table, strict=True)):
+            adopted = live.committed // self._B <= position < num_tokens // self._B
+            require(old == new or adopted, "commit moved a block that was not just filled")
+        live.table, live.committed = list(table), num_tokens
+        self.oracle.committed(live.tenant, live.tokens, num_tokens)
+
+    def extend(self, live: Live, tokens: list[int]) -> None:
+        """Decode: `tokens` are known now, their KV is not written yet."""
+        before = self.adapter.num_reclaimable()
+        table = self.adapter.extend(live.request, list(tokens))
+        grown = self._blocks_for(len(live.tokens) + len(tokens)) - len(live.table)
+        if table is None:
+            self._check_refusal(before, grown, live.tenant)
+            return
+        require(table[: len(live.table)] == live.table, "extend moved a block")
+        require(len(table) == len(live.table) + grown, "extend took another number of blocks than it needs")
+        self._expect_unused(table[len(live.table) :])
+        self.handed_out += grown
+        live.tokens += tokens
+        live.table = list(table)
+
+    def reserve(self, live: Live, depth: int) -> None:
+        """Ask for room for a snapshot after `depth` blocks; it is written and published later, if at all."""
+        num_tokens = depth * self._B
+        if not 0 < num_tokens <= len(live.tokens):
+            return
+        before = self.adapter.num_reclaimable()
+        hold = self.adapter.reserve_checkpoint(live.request, num_tokens)
+        if hold is None:
+            exists = (live.tenant, tuple(live.tokens[:num_tokens])) in self.oracle.state
+            require(
+                exists or not self._nothing_lost(live.tenant, self._state_blocks), "a snapshot was refused without need"
+            )
+            require(self.adapter.num_reclaimable() == before, "a refused snapshot changed the pool")
+            return
+        self._expect_unused(hold.blocks)
+        self.handed_out += len(hold.blocks)
+        self.memory.update(dict.fromkeys(hold.blocks, "half-written state"))
+        live.tickets.append((hold, num_tokens))
+
+    def publish(self, live: Live) -> None:
+        """Write the oldest reserved snapshot whose tokens are committed, and show it."""
+        ready = [ticket for ticket in live.tickets if ticket[1] <= live.committed]
+        if not ready:
+            return
+        hold, num_tokens = ready[0]
+        live.tickets.remove(ready[0])
+        prefix = (live.tenant, tuple(live.tokens[:num_tokens]))
+        self.memory.update(dict.fromkeys(hold.blocks, ("state", *prefix)))
+        shown = self.adapter.publish_checkpoint(hold.handle)
+        expected = prefix not in self.oracle.state
+        require(shown == expected or not self._nothing_lost(live.tenant), "a snapshot was not shown, or shown twice")
+        self.oracle.snapshot(live.tenant, live.tokens, num_tokens)
+
+    def free(self, live: Live) -> None:
+        self.live.remove(live)
+        self.recent = [*self.recent[-3:], (live.tenant, list(live.tokens))]
+        live.freed = True
+        live.tickets.clear()
+        self.adapter.free(live.request)
+
+    def send(self, live: Live, num_tokens: int, live_blocks: int, lease_s: float) -> None:
+        num_tokens = min(num_tokens, live.committed)
+        if not num_tokens:
+            return
+        before = self.adapter.num_reclaimable()
+        hold = self.adapter.send(live.request, num_tokens, live_blocks, self.now_s + lease_s)
+        if hold is None:
+            require(self.adapter.num_reclaimable() == before, "a refused transfer changed the pool")
+            return
+        full = list(hold.read_blocks)
+        needed = self._blocks_for(num_tokens) + live_blocks
+        require(len(full) + len(hold.blocks) == needed, "a transfer holds another number of blocks than it needs")
+        require(full == live.table[: len(full)], "a transfer reads other blocks than the request's")
+        self._expect_unused(hold.blocks)
+        self.handed_out += len(hold.blocks)
+        flight = Flight(hold, self.now_s + lease_s, {block: self.memory[block] for block in full}, None)
+        flight.sees |= {block: ("transfer", id(flight)) for block in hold.blocks}
+        self.memory.update(flight.sees)
+        self.flights.append(flight)
+
+    def receive(self, tenant: str, tokens: list[int], live_blocks: int, lease_s: float) -> None:
+        before = self.adapter.num_reclaimable()
+        opened = self.adapter.receive(tenant, list(tokens), live_blocks, self.now_s + lease_s)
+        if opened is None:
+            require(self.adapter.num_reclaimable() == before, "a refused receive changed the pool")
+            return
+        admission, hold = opened
+        self.handed_out += len(admission.block_table) + len(hold.blocks)
+        live = self._admit(tenant, tokens, admission)
+        self._expect_unused(hold.blocks)
+        live.landing = Flight(hold, self.now_s + lease_s, {}, live)
+        self.flights.append(live.landing)
+
+    def land(self, flight: Flight) -> None:
+        """All of it arrived (a receive) or was read (a send), and the manager hears of it."""
+        over = flight.stopped or flight not in self.flights
+        if flight.live and not flight.live.freed and not over:
+            self._write_kv(flight.live, len(flight.live.tokens))
+        before = self.adapter.num_reclaimable()
+        done = self.adapter.ack(flight.hold.handle)
+        require(done != over, "an acknowledgement in time was refused, or a late one taken")
+        if over:
+            require(self.adapter.num_reclaimable() == before, "a late or second acknowledgement freed something")
+        else:
+            self._finish(flight)
+
+    def abort(self, flight: Flight) -> None:
+        over = flight.stopped or flight not in self.flights
+        require(self.adapter.abort(flight.hold.handle) != over, "an abort in time was refused, or a late one taken")
+        flight.stopped = True
+
+    def pass_time(self, seconds: float) -> None:
+        """The clock advances and leases end."""
+        self.now_s += seconds
+        ended = [f for f in self.flights if not f.stopped and self.now_s >= f.lease_end_s]
+        handles = self.adapter.expire(self.now_s)
+        require(len(handles) == len(ended), "other leases ended than those whose time is over")
+        for flight in ended:
+            flight.stopped = True
+
+    def settle(self, flight: Flight) -> None:
+        """The mover of a stopped transfer has one last write, then says it is done."""
+        if flight.stopped and flight in self.flights:
+            late = dict.fromkeys(flight.hold.blocks, "a late write")
+            if flight.live:
+                late |= dict.fromkeys(flight.live.table[flight.live.cached // self._B :], "a late write")
+            self.memory.update(late)
+            flight.sees = {}
+            self.verify()
+            require(self.adapter.settle(flight.hold.handle), "a stopped transfer was not freed when its mover was done")
+            self._finish(flight)
+        elif flight not in self.flights:
+            before = self.adapter.num_reclaimable()
+            require(not self.adapter.settle(flight.hold.handle), "a transfer was settled twice")
+            require(self.adapter.num_reclaimable() == before, "a second settling freed something")
+
+    def drain(self) -> None:
+        """Everything ends; then every block must be free and nothing be found."""
+        for live in list(self.live):
+            self.free(live)
+        for flight in list(self.flights):
+            self.abort(flight)
+            self.settle(flight)
+        self.verify()
+        require(self.adapter.num_reclaimable() == self.config.num_blocks, "blocks leaked")
+        self.adapter.evict_all()
+        require(self.adapter.num_reclaimable() == self.config.num_blocks, "eviction lost blocks")
+        for tenant, tokens in self.oracle.kv:
+            require(not self._match(tenant, [*tokens, 0]), "an evicted prefix is still found")
+        self.oracle.forget()
+        self.verify()
+
+    # ---- what holds after every move
+
+    def verify(self) -> None:
+        """All that is held has kept its content, nothing is held twice, and the counts add up."""
+        owned: list[int] = []
+        shared: set[int] = set()
+        for live in {*self.live, *(f.live for f in self.flights if f.live)}:
+            first = live.cached // self._B if live.landing else live.committed // self._B
+            owned += live.table[first:]
+            shared.update(live.table[:first], live.state_blocks)
+            owned += [block for hold, _ in live.tickets for block in hold.blocks]
+            self._verify_content(live)
+        for flight in self.flights:
+            owned += flight.hold.blocks
+            shared.update(flight.hold.read_blocks)
+            require(all(self.memory[b] == v for b, v in flight.sees.items()), "blocks changed under a transfer")
+        require(len(owned) == len(set(owned)), "two hold the same block as their own")
+        require(not shared & set(owned), "a cached block was handed out for writing")
+        held = self.config.num_blocks - self.adapter.num_reclaimable()
+        parting = {b for f in self.flights if f.live and f.live.freed for b in f.live.table + list(f.live.state_blocks)}
+        most = shared | set(owned)
+        require(len(most) >= held >= len(most - parting), "the manager's count of held blocks is another than ours")
+        for tenant, quota in self.config.quotas:
+            mine = {block for live in self.live if live.tenant == tenant for block in live.table}
+            require(len(mine) <= quota, "a tenant holds more than its quota")
+        self.adapter.check()
+
+    def _verify_content(self, live: Live) -> None:
+        if not live.freed:
+            for position in range(self._blocks_for(live.committed)):
+                value = self._kv(live, min(live.committed, (position + 1) * self._B))
+                require(self.memory.get(live.table[position]) == value, "the KV of a request is not what was written")
+        state = ("state", live.tenant, tuple(live.tokens[: live.cached]))
+        require(all(self.memory.get(b) == state for b in live.state_blocks), "the state of a hit is not the one stored")
+
+    # ---- helpers
+
+    @property
+    def _B(self) -> int:
+        return self.config.block_size
+
+    @property
+    def _state_blocks(self) -> int:
+        return self.config.state_blocks if self.adapter.has_state else 0
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._B)
+
+    def _kv(self, live: Live, end: int) -> object:
+        return ("kv", live.tenant, tuple(live.tokens[:end]))
+
+    def _sight(self) -> list[int | None]:
+        """What of the last few prompts is cached."""
+        return [self._match(tenant, tokens) for tenant, tokens in self.recent]
+
+    def _match(self, tenant: str, tokens: list[int]) -> int | None:
+        return self.adapter.match(tenant, list(tokens)) if self.adapter.can_match else None
+
+    def _nothing_lost(self, tenant: str, more: int = 0) -> bool:
+        """True while no eviction, quota or collision can be an excuse, `more` blocks from now included."""
+        quotas = dict(self.config.quotas)
+        return self.handed_out + more <= self.config.num_blocks and tenant not in quotas and not self.config.weak_hash
+
+    def _check_refusal(self, before: int, needed: int, tenant: str) -> None:
+        require(self.adapter.num_reclaimable() == before, "a refused request changed the pool")
+        require(needed > before or tenant in dict(self.config.quotas), "a request was refused although there is room")
+
+    def _admit(self, tenant: str, tokens: list[int], admission: Admission) -> Live:
+        cached, table = admission.cached_tokens, list(admission.block_table)
+        require(len(table) == self._blocks_for(len(tokens)), "the block table does not cover the tokens")
+        require(cached % self._B == 0, "a hit ends inside a block")
+        self._expect_unused(table[cached // self._B :])
+        self.memory.update(dict.fromkeys(table[cached // self._B :], "stale"))
+        self.hits += cached > 0
+        live = Live(tenant, list(tokens), admission.request, table, cached, cached, admission.state_blocks)
+        self._verify_content(live)
+        self.live.append(live)
+        return live
+
+    def _write_kv(self, live: Live, num_tokens: int) -> None:
+        for position in range(live.committed // self._B, self._blocks_for(num_tokens)):
+            self.memory[live.table[position]] = self._kv(live, min(num_tokens, (position + 1) * self._B))
+
+    def _expect_unused(self, blocks: Any) -> None:
+        """New blocks belong to nobody else."""
+        new = set(blocks)
+        require(len(new) == len(blocks), "the same block was handed out twice")
+        for live in {*self.live, *(f.live for f in self.flights if f.live)}:
+            require(new.isdisjoint(live.table) and new.isdisjoint(live.state_blocks), "a block of a request was reused")
+            require(all(new.isdisjoint(hold.blocks) for hold, _ in live.tickets), "a reserved block was handed out")
+        for flight in self.flights:
+            held = (*flight.hold.blocks, *flight.hold.read_blocks)
+            require(new.isdisjoint(held), "a block of a transfer was handed out")
+
+    def _finish(self, flight: Flight) -> None:
+        self.flights.remove(flight)
+        self.over = [*self.over[-3:], flight]
+        if flight.live:
+            flight.live.landing = None
