@@ -2,8 +2,8 @@
 
 Three worker processes start: a prefill worker in the PrfaaS cluster, and a prefill and a decode worker in the PD
 cluster. Prompts whose uncached part is longer than the threshold are prefilled in the PrfaaS cluster, and their
-caches cross a rate-limited TCP link; the others stay. Then each prompt is computed again in one process, with another
-number of threads, and the digests over all logits are compared. Exit status 1 when any differs.
+caches cross a rate-limited TCP link; the others stay. Then each prompt is computed again in one process, and the
+digests over all logits are compared. Exit status 1 when any differs.
 
   prfaas demo                        this package's own source text as prompts
   prfaas demo README.md LICENSE      each file is one prompt, whole
@@ -67,7 +67,15 @@ def run(args: argparse.Namespace) -> int:
         chosen = prompts.mixture(prompts.own_source(), args.requests or 12)
     model = open_model(args)
     options = demo.DemoOptions(
-        args.model, args.dtype, args.seed, args.tokens, args.threshold, args.link_mbps, args.rtt_ms, args.deadline_s
+        args.model,
+        args.dtype,
+        args.seed,
+        args.tokens,
+        args.threshold,
+        args.link_mbps,
+        args.rtt_ms,
+        args.deadline_s,
+        args.threads,
     )
     bar = tqdm(total=2 * len(chosen), desc="serve, then check", leave=False, disable=not sys.stderr.isatty())
     with bar, log_directory(args.keep_logs) as logs:

@@ -44,7 +44,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the preset's random weights (0)")
     parser.add_argument("--tokens", type=positive(int), default=16, metavar="N", help="tokens to generate at most (16)")
     parser.add_argument(
-        "--threads", type=positive(int), metavar="N", help="threads per process; the bits stay the same"
+        "--threads", type=positive(int), default=1, metavar="N", help="threads per process (1); the bits stay the same"
     )
 
 

@@ -41,7 +41,7 @@ class DemoOptions:
     link_mbps: float
     rtt_ms: float
     deadline_s: float
-    worker_threads: int = 1
+    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def cluster_specs(options: DemoOptions) -> list[WorkerSpec]:
     """
     common = (
         "--model", options.model, "--dtype", options.dtype, "--seed", str(options.seed),
-        "--threads", str(options.worker_threads),
+        "--threads", str(options.threads),
     )  # fmt: skip
     link = ("--link-mbps", str(options.link_mbps), "--rtt-ms", str(options.rtt_ms))
     return [
