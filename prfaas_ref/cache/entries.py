@@ -3,10 +3,11 @@
     Root (a namespace) <- PrefixBlock <- PrefixBlock <- PrefixBlock
                                      <- Snapshot     <- PrefixBlock
 
-A block is reached from its parent by its tokens, so a walk from the root compares namespace, chain and tokens, and no digest
-is ever trusted. Two things decide an entry's fate. Only leaves are evicted, and a snapshot counts as a child, so whatever is
-cached has its whole chain. `pins` counts who holds an entry: a request, a transfer, and each pinned child, which holds its
-parent once. So one pin at the deepest block keeps the chain, and costs nothing per block when a busy prefix is held already.
+A block is reached from its parent by its tokens, so a walk from the root compares namespace, chain and tokens, and no
+digest is ever trusted. Two things decide an entry's fate. Only leaves are evicted, and a snapshot counts as a child, so
+whatever is cached has its whole chain. `pins` counts who holds an entry: a request, a transfer, and each pinned child,
+which holds its parent once. So one pin at the deepest block keeps the chain, and costs nothing per block when a busy
+prefix is held already.
 """
 
 from dataclasses import dataclass, field

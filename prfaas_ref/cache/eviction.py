@@ -94,8 +94,8 @@ class Account:
         return math.inf
 
     def evict(self, num_blocks: float) -> list[Leaf]:
-        """Cut leaves off the tree, lowest score first, until they have `num_blocks` or just more. The caller has made sure
-        that so many are evictable, and frees the blocks."""
+        """Cut leaves off the tree, lowest score first, until they have `num_blocks` or just more. The caller has made
+        sure that so many are evictable, and frees the blocks."""
         cut: list[Leaf] = []
         ticket = None
         while num_blocks > 0:
@@ -110,7 +110,8 @@ class Account:
             parent = leaf.parent
             assert parent is not None, "a root was offered"
             if isinstance(leaf, PrefixBlock):
-                del parent.children[leaf.tokens]
+                unlinked = parent.children.pop(leaf.tokens, None)
+                assert unlinked is leaf, "a block was evicted that was not in the tree"
             else:
                 leaf.block.snapshot = None
             if parent.is_leaf and not parent.pins and isinstance(parent, PrefixBlock):
@@ -122,8 +123,8 @@ class Account:
         return cut
 
     def _is_true(self, ticket: Ticket) -> bool:
-        """Whether a ticket taken from the heap still says how things are. If not, its leaf is offered again: now if it was
-        used since, and when it is released if it is in use."""
+        """Whether a ticket taken from the heap still says how things are. If not, its leaf is offered again: now if it
+        was used since, and when it is released if it is in use."""
         offered, _, leaf = ticket
         leaf.queued = False
         if leaf.pins or not leaf.is_leaf:

@@ -166,7 +166,7 @@ class HybridCacheIndex:
         return adopted
 
     def _adopt(self, alloc: Allocation, position: int, block: PrefixBlock) -> None:
-        """Use the block that another request published first; ours goes back, and the pin moves on as in `add_block`."""
+        """Use the block that another request published first. Ours goes back; the pin moves on as in `add_block`."""
         alloc.account.pin(block)
         alloc.account.unpin(alloc.deepest, None)
         self.tree.give_back(alloc.account, (alloc.block_table[position],))

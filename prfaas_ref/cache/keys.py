@@ -3,9 +3,9 @@
     h_0 = sha256(tagged, length-prefixed fields of the namespace)
     h_i = sha256(h_{i-1} || tokens of block i as u32 little-endian)
 
-A key names a whole prefix, so equal keys in two processes or two clusters mean the same tokens under the same weights. Keys
-are how caches talk about prefixes; a local hit never rests on a digest, but walks the tokens themselves (`tree`). Knows
-nothing of blocks or tensors. Paper section 6: full-attention KV is matched per block.
+A key names a whole prefix, so equal keys in two processes or two clusters mean the same tokens under the same weights.
+Keys are how caches talk about prefixes; a local hit never rests on a digest, but walks the tokens themselves (`tree`).
+Knows nothing of blocks or tensors. Paper section 6: full-attention KV is matched per block.
 """
 
 import hashlib

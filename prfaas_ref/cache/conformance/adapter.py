@@ -1,7 +1,7 @@
 """What a cache manager shows to be examined: a few calls, block numbers in and out.
 
-The manager only hands out block numbers; the examiner writes to them in its own memory and compares what a later hit finds
-there. So no tensor and no device is needed, and a manager that serves the wrong block is caught by the bytes.
+The manager only hands out block numbers; the examiner writes to them in its own memory and compares what a later hit
+finds there. So no tensor and no device is needed, and a manager that serves the wrong block is caught by the bytes.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """What the manager is built for. weak_hash asks for a digest of few bits, so that collisions happen; a manager whose
-    digest cannot be replaced ignores it. quotas: blocks that a tenant may hold."""
+    """What the manager is built for.
+
+    weak_hash asks for a digest of few bits, so that collisions happen; a manager whose digest cannot be replaced, or
+    that trusts none, ignores it. quotas: blocks that a tenant may hold, for a manager that has_quotas.
+    """
 
     num_blocks: int
     block_size: int
@@ -22,8 +25,11 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class Admission:
-    """A request was admitted. request: the manager's own handle. cached_tokens of KV are in the front of the block table;
-    state_blocks hold the state after exactly them (none at 0, or without state)."""
+    """A request was admitted.
+
+    request: the manager's own handle. The front of the block table holds the KV of cached_tokens, and state_blocks the
+    state after exactly them (none at 0, or without state); both stay until the request is freed.
+    """
 
     request: Any
     block_table: list[int]
@@ -33,7 +39,7 @@ class Admission:
 
 @dataclass(frozen=True)
 class Hold:
-    """Blocks reserved or held under a handle of the manager's: a checkpoint, or a transfer (read_blocks are only read)."""
+    """Blocks that the manager keeps under a handle of its own: of a checkpoint, or a transfer's, some only to read."""
 
     handle: Any
     blocks: tuple[int, ...]
@@ -50,6 +56,7 @@ class CacheAdapter:
     has_transfers = False
     can_extend = False
     can_match = False
+    has_quotas = False
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config

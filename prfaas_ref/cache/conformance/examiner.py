@@ -1,8 +1,8 @@
-"""Drives a manager one call at a time and checks what must hold, in its own memory: block number -> what was written there.
+"""Drives a manager one call at a time, and checks what must hold against its own memory of what was written where.
 
-A value in memory says what the bytes would be the image of: ("kv", tenant, the whole prefix up to the block's last written
-token), so that a hit on a wrong block, however it came about, shows. What the manager believes is never consulted; only its
-counts are compared. Invariants that fail raise Violation.
+A value in memory says what the bytes would be the image of: ("kv", tenant, the whole prefix up to the block's last
+written token), so that a hit on a wrong block, however it came about, shows. What the manager believes is never
+consulted; only its counts are compared. Invariants that fail raise Violation.
 """
 
 from dataclasses import dataclass, field
@@ -54,6 +54,7 @@ class Examiner:
     def __init__(self, adapter: CacheAdapter) -> None:
         self.adapter = adapter
         self.config = adapter.config
+        self.quotas = dict(adapter.config.quotas) if adapter.has_quotas else {}
         self.oracle = Oracle(self.config.block_size, adapter.has_state)
         self.memory: dict[int, object] = {}
         self.live: list[Live] = []
@@ -266,7 +267,7 @@ class Examiner:
         parting = {b for f in self.flights if f.live and f.live.freed for b in f.live.table + list(f.live.state_blocks)}
         most = shared | set(owned)
         require(len(most) >= held >= len(most - parting), "the manager's count of held blocks is another than ours")
-        for tenant, quota in self.config.quotas:
+        for tenant, quota in self.quotas.items():
             mine = {block for live in self.live if live.tenant == tenant for block in live.table}
             require(len(mine) <= quota, "a tenant holds more than its quota")
         self.adapter.check()
@@ -304,12 +305,13 @@ class Examiner:
 
     def _nothing_lost(self, tenant: str, more: int = 0) -> bool:
         """True while no eviction, quota or collision can be an excuse, `more` blocks from now included."""
-        quotas = dict(self.config.quotas)
-        return self.handed_out + more <= self.config.num_blocks and tenant not in quotas and not self.config.weak_hash
+        return (
+            self.handed_out + more <= self.config.num_blocks and tenant not in self.quotas and not self.config.weak_hash
+        )
 
     def _check_refusal(self, before: int, needed: int, tenant: str) -> None:
         require(self.adapter.num_reclaimable() == before, "a refused request changed the pool")
-        require(needed > before or tenant in dict(self.config.quotas), "a request was refused although there is room")
+        require(needed > before or tenant in self.quotas, "a request was refused although there is room")
 
     def _admit(self, tenant: str, tokens: list[int], admission: Admission) -> Live:
         cached, table = admission.cached_tokens, list(admission.block_table)

@@ -1,4 +1,5 @@
-"""Random life for a manager: hypothesis picks the moves, the examiner checks them, and a failure is cut to a short story.
+"""Random life for a manager: hypothesis picks the moves, the examiner checks them, and a failure is cut to a short
+story.
 
 examine(MyAdapter)                          # raises Violation (or what the manager raised) with the story
 TestMine = machine(MyAdapter).TestCase      # the same, in a test file
@@ -10,8 +11,14 @@ from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from prfaas_ref.cache.conformance.adapter import CacheAdapter, CacheConfig
 from prfaas_ref.cache.conformance.examiner import Examiner, Flight, Live
@@ -38,132 +45,141 @@ def pick(items: list[Item], number: int) -> Item:
     return items[number % len(items)]
 
 
-def machine(factory: AdapterFactory) -> type[RuleBasedStateMachine]:
-    """The state machine over managers that `factory` builds."""
+class ManagerMachine(RuleBasedStateMachine):
+    """The moves. `machine` makes the subclass that knows which manager to build."""
 
-    class ManagerMachine(RuleBasedStateMachine):
-        examiner: Examiner
+    factory: AdapterFactory
+    moves = 0  # made by all lives of this class
+    examiner: Examiner
 
-        @initialize(config=CONFIGS)
-        def build(self, config: CacheConfig) -> None:
-            self.examiner = Examiner(factory(config))
+    @initialize(config=CONFIGS)
+    def build(self, config: CacheConfig) -> None:
+        self.examiner = Examiner(type(self).factory(config))
 
-        @invariant()
-        def verify(self) -> None:
-            self.examiner.verify()
+    @invariant()
+    def verify(self) -> None:
+        type(self).moves += 1
+        self.examiner.verify()
 
-        @rule(tenant=TENANTS, tokens=TOKENS)
-        def allocate(self, tenant: str, tokens: list[int]) -> None:
-            self.examiner.allocate(tenant, tokens)
+    @rule(tenant=TENANTS, tokens=TOKENS)
+    def allocate(self, tenant: str, tokens: list[int]) -> None:
+        self.examiner.allocate(tenant, tokens)
 
-        @rule(tenant=TENANTS, tokens=TOKENS, stop=LENGTH)
-        def serve(self, tenant: str, tokens: list[int], stop: int) -> None:
-            """A whole request: written in two parts, a snapshot at each end, then gone. Fills the pool fast."""
-            live = self.examiner.allocate(tenant, tokens)
-            if live is None:
-                return
-            for num_tokens in (stop, len(tokens)):
-                self.examiner.advance(live, num_tokens)
-                self.snapshot(live)
-            self.examiner.free(live)
-
-        @precondition(lambda self: self.examiner.adapter.has_state)
-        @rule(tenant=TENANTS, tokens=TOKENS)
-        def race(self, tenant: str, tokens: list[int]) -> None:
-            """Two equal requests at once: both compute, both have room for the snapshot, one is first."""
-            lives = [live for live in (self.examiner.allocate(tenant, tokens) for _ in range(2)) if live]
-            for live in lives:
-                self.examiner.advance(live, len(tokens))
-                self.examiner.reserve(live, len(tokens) // self.examiner.config.block_size)
-            for live in lives:
-                self.examiner.publish(live)
-
-        @precondition(lambda self: self.examiner.live)
-        @rule(number=PICK, num_tokens=LENGTH, snapshot=st.booleans())
-        def advance(self, number: int, num_tokens: int, snapshot: bool) -> None:
-            live = pick(self.examiner.live, number)
+    @rule(tenant=TENANTS, tokens=TOKENS, stop=LENGTH)
+    def serve(self, tenant: str, tokens: list[int], stop: int) -> None:
+        """A whole request: written in two parts, a snapshot at each end, then gone. Fills the pool fast."""
+        live = self.examiner.allocate(tenant, tokens)
+        if live is None:
+            return
+        for num_tokens in (stop, len(tokens)):
             self.examiner.advance(live, num_tokens)
-            if snapshot:
-                self.snapshot(live)
+            self.snapshot(live)
+        self.examiner.free(live)
 
-        def snapshot(self, live: Live) -> None:
-            if self.examiner.adapter.has_state and not live.landing:
-                self.examiner.reserve(live, live.committed // self.examiner.config.block_size)
-                self.examiner.publish(live)
+    @precondition(lambda self: self.examiner.adapter.has_state)
+    @rule(tenant=TENANTS, tokens=TOKENS)
+    def race(self, tenant: str, tokens: list[int]) -> None:
+        """Two equal requests at once: both compute, both have room for the snapshot, one is first."""
+        lives = [live for live in (self.examiner.allocate(tenant, tokens) for _ in range(2)) if live]
+        for live in lives:
+            self.examiner.advance(live, len(tokens))
+            self.examiner.reserve(live, len(tokens) // self.examiner.config.block_size)
+        for live in lives:
+            self.examiner.publish(live)
 
-        @precondition(lambda self: self.examiner.adapter.has_state and self.examiner.live)
-        @rule(number=PICK, depth=st.integers(1, 4))
-        def reserve(self, number: int, depth: int) -> None:
-            self.examiner.reserve(pick(self.examiner.live, number), depth)
+    @precondition(lambda self: self.examiner.live)
+    @rule(number=PICK, num_tokens=LENGTH, snapshot=st.booleans())
+    def advance(self, number: int, num_tokens: int, snapshot: bool) -> None:
+        live = pick(self.examiner.live, number)
+        self.examiner.advance(live, num_tokens)
+        if snapshot:
+            self.snapshot(live)
 
-        @precondition(lambda self: self.examiner.adapter.has_state and self.examiner.live)
-        @rule(number=PICK)
-        def publish(self, number: int) -> None:
-            self.examiner.publish(pick(self.examiner.live, number))
+    def snapshot(self, live: Live) -> None:
+        if self.examiner.adapter.has_state and not live.landing:
+            self.examiner.reserve(live, live.committed // self.examiner.config.block_size)
+            self.examiner.publish(live)
 
-        @precondition(lambda self: self.examiner.adapter.can_extend and self.examiner.live)
-        @rule(number=PICK, tokens=TOKENS)
-        def extend(self, number: int, tokens: list[int]) -> None:
-            self.examiner.extend(pick(self.examiner.live, number), tokens[:3])
+    @precondition(lambda self: self.examiner.adapter.has_state and self.examiner.live)
+    @rule(number=PICK, depth=st.integers(1, 4))
+    def reserve(self, number: int, depth: int) -> None:
+        self.examiner.reserve(pick(self.examiner.live, number), depth)
 
-        @precondition(lambda self: self.examiner.live)
-        @rule(number=PICK)
-        def free(self, number: int) -> None:
-            self.examiner.free(pick(self.examiner.live, number))
+    @precondition(lambda self: self.examiner.adapter.has_state and self.examiner.live)
+    @rule(number=PICK)
+    def publish(self, number: int) -> None:
+        self.examiner.publish(pick(self.examiner.live, number))
 
-        @precondition(lambda self: self.examiner.adapter.has_transfers and self.examiner.live)
-        @rule(number=PICK, num_tokens=LENGTH, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))
-        def send(self, number: int, num_tokens: int, live_blocks: int, lease_s: int) -> None:
-            self.examiner.send(pick(self.examiner.live, number), num_tokens, live_blocks, lease_s)
+    @precondition(lambda self: self.examiner.adapter.can_extend and self.examiner.live)
+    @rule(number=PICK, tokens=TOKENS)
+    def extend(self, number: int, tokens: list[int]) -> None:
+        self.examiner.extend(pick(self.examiner.live, number), tokens[:3])
 
-        @precondition(lambda self: self.examiner.adapter.has_transfers)
-        @rule(tenant=TENANTS, tokens=TOKENS, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))
-        def receive(self, tenant: str, tokens: list[int], live_blocks: int, lease_s: int) -> None:
-            self.examiner.receive(tenant, tokens, live_blocks, lease_s)
+    @precondition(lambda self: self.examiner.live)
+    @rule(number=PICK)
+    def free(self, number: int) -> None:
+        self.examiner.free(pick(self.examiner.live, number))
 
-        @precondition(lambda self: self.examiner.flights)
-        @rule(number=PICK)
-        def land(self, number: int) -> None:
-            self.examiner.land(pick(self.examiner.flights, number))
+    @precondition(lambda self: self.examiner.adapter.has_transfers and self.examiner.live)
+    @rule(number=PICK, num_tokens=LENGTH, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))
+    def send(self, number: int, num_tokens: int, live_blocks: int, lease_s: int) -> None:
+        self.examiner.send(pick(self.examiner.live, number), num_tokens, live_blocks, lease_s)
 
-        @precondition(lambda self: self.examiner.flights)
-        @rule(number=PICK, settle=st.booleans())
-        def abort(self, number: int, settle: bool) -> None:
-            flight = pick(self.examiner.flights, number)
-            self.examiner.abort(flight)
-            if settle:
-                self.examiner.settle(flight)
+    @precondition(lambda self: self.examiner.adapter.has_transfers)
+    @rule(tenant=TENANTS, tokens=TOKENS, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))
+    def receive(self, tenant: str, tokens: list[int], live_blocks: int, lease_s: int) -> None:
+        self.examiner.receive(tenant, tokens, live_blocks, lease_s)
 
-        @precondition(lambda self: self.examiner.over)
-        @rule(number=PICK)
-        def hear_of_it_again(self, number: int) -> None:
-            flight = pick(self.examiner.over, number)
-            self.examiner.land(flight)
-            self.examiner.abort(flight)
+    @precondition(lambda self: self.examiner.flights)
+    @rule(number=PICK)
+    def land(self, number: int) -> None:
+        self.examiner.land(pick(self.examiner.flights, number))
+
+    @precondition(lambda self: self.examiner.flights)
+    @rule(number=PICK, settle=st.booleans())
+    def abort(self, number: int, settle: bool) -> None:
+        flight = pick(self.examiner.flights, number)
+        self.examiner.abort(flight)
+        if settle:
             self.examiner.settle(flight)
 
-        @precondition(lambda self: any(flight.stopped for flight in self.examiner.flights))
-        @rule(number=PICK)
-        def settle(self, number: int) -> None:
-            self.examiner.settle(pick([flight for flight in self.examiner.flights if flight.stopped], number))
+    @precondition(lambda self: self.examiner.over)
+    @rule(number=PICK)
+    def hear_of_it_again(self, number: int) -> None:
+        flight = pick(self.examiner.over, number)
+        self.examiner.land(flight)
+        self.examiner.abort(flight)
+        self.examiner.settle(flight)
 
-        @precondition(lambda self: self.examiner.adapter.has_transfers)
-        @rule(seconds=st.integers(1, 3))
-        def pass_time(self, seconds: int) -> None:
-            self.examiner.pass_time(seconds)
+    @precondition(lambda self: any(flight.stopped for flight in self.examiner.flights))
+    @rule(number=PICK)
+    def settle(self, number: int) -> None:
+        self.examiner.settle(pick([flight for flight in self.examiner.flights if flight.stopped], number))
 
-        def teardown(self) -> None:
-            if sys.exc_info()[0] is None:  # a story that failed already has its ending
-                self.examiner.drain()
+    @precondition(lambda self: self.examiner.adapter.has_transfers)
+    @rule(seconds=st.integers(1, 3))
+    def pass_time(self, seconds: int) -> None:
+        self.examiner.pass_time(seconds)
 
-    return ManagerMachine
+    def teardown(self) -> None:
+        if sys.exc_info()[0] is None:  # a story that failed already has its ending
+            self.examiner.drain()
 
 
-def examine(factory: AdapterFactory, stories: int = 200, moves: int = 50, shrink: bool = True) -> None:
-    """Try `stories` random lives of up to `moves` moves each, the same ones every time. Raises on the first that fails."""
+def machine(factory: AdapterFactory) -> type[ManagerMachine]:
+    """The state machine over managers that `factory` builds."""
+    return type("ManagerUnderExamination", (ManagerMachine,), {"factory": staticmethod(factory)})
+
+
+def examine(factory: AdapterFactory, stories: int = 200, moves: int = 50, shrink: bool = True) -> int:
+    """Try `stories` random lives of up to `moves` moves, the same ones every time. Returns how many moves were made.
+
+    Raises on the first life that fails: Violation for a broken promise, or whatever the manager raised.
+    """
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+    under_test = machine(factory)
     run_state_machine_as_test(
-        machine(factory),
+        under_test,
         settings=settings(
             max_examples=stories,
             stateful_step_count=moves,
@@ -175,3 +191,4 @@ def examine(factory: AdapterFactory, stories: int = 200, moves: int = 50, shrink
             suppress_health_check=list(HealthCheck),
         ),
     )
+    return under_test.moves

@@ -1,19 +1,19 @@
 """Our pool with one fault planted, and the machine set on it.
 
-A conformance test that has never failed says little. Every mutant must be killed by a promise that breaks (an AssertionError
-that says which), not by a crash: a survivor is a hole in the machine, a crash a promise that nobody wrote down.
+A conformance test that has never failed says little. Every mutant must be killed by a promise that breaks (an
+AssertionError that says which), not by a crash: a survivor is a hole in the machine, a crash a promise that nobody
+wrote down.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import count
 from types import ModuleType
 
 from prfaas_ref.cache.conformance.adapter import CacheConfig
-from prfaas_ref.cache.conformance.faults import FAULTS, Fault
+from prfaas_ref.cache.conformance.faults import Fault, read_faults, source
 from prfaas_ref.cache.conformance.machine import examine
 from prfaas_ref.cache.conformance.ours import OurAdapter
 
@@ -30,20 +30,12 @@ class Verdict:
     reason: str
 
 
-def source(module: str) -> str:
-    """The text of one of our modules."""
-    return files("prfaas_ref.cache").joinpath(f"{module}.py").read_text(encoding="utf-8")
-
-
 def mutate(fault: Fault) -> ModuleType:
     """A private copy of the index and all it imports, with `fault` in it. Ours is untouched."""
     package = f"prfaas_ref_cache_mutant_{next(_numbers)}"
     for name in SOURCES:
-        text = source(name).replace("prfaas_ref.cache.", f"{package}.")
-        if name == fault.module:
-            if text.count(fault.before) != 1:
-                raise ValueError(f"{name}.py has {text.count(fault.before)} places for the fault {fault.story!r}")
-            text = text.replace(fault.before, fault.after)
+        text = fault.plant(source(name)) if name == fault.module else source(name)
+        text = text.replace("prfaas_ref.cache.", f"{package}.")
         module = sys.modules[f"{package}.{name}"] = ModuleType(f"{package}.{name}")
         exec(compile(text, f"{package}/{name}.py", "exec"), module.__dict__)
     return sys.modules[f"{package}.index"]
@@ -77,7 +69,7 @@ def try_fault(fault: Fault, stories: int) -> Verdict:
 def try_all(stories: int = 400, progress: Callable[[Iterable[Fault]], Iterable[Fault]] = iter) -> dict[str, object]:
     """Every mutant. Returns the report that the command prints: counts, survivors by story, seconds."""
     start_s = time.monotonic()
-    verdicts = [try_fault(fault, stories) for fault in progress(FAULTS)]
+    verdicts = [try_fault(fault, stories) for fault in progress(read_faults())]
     return {
         "mutants": len(verdicts),
         "killed": sum(verdict.killed for verdict in verdicts),

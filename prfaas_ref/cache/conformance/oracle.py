@@ -20,7 +20,9 @@ class Oracle:
         self.state.add((tenant, tuple(tokens[:num_tokens])))
 
     def longest_hit(self, tenant: str, tokens: list[int], below_last: bool = True) -> int:
-        """The hit of a cache that has lost nothing: the most tokens for which KV is whole and, if need be, state exists."""
+        """The hit of a cache that has lost nothing: the most tokens for which KV is whole and, if need be, state
+        exists.
+        """
         hit = 0
         for end in range(self.block_size, len(tokens) - below_last + 1, self.block_size):
             prefix = (tenant, tuple(tokens[:end]))

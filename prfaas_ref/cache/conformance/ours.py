@@ -14,6 +14,7 @@ class OurAdapter(CacheAdapter):
     has_transfers = True
     can_extend = True
     can_match = True
+    has_quotas = True
 
     def __init__(self, config: CacheConfig, module: ModuleType = index_module) -> None:
         super().__init__(config)

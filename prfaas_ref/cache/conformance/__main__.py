@@ -1,0 +1,73 @@
+"""python -m prfaas_ref.cache.conformance: examine a prefix-cache manager, or (--mutants) the examination itself.
+
+Without options our own pool is examined. --adapter my_engine.cache_test:MyAdapter takes yours: a class (or a function
+of a CacheConfig) that makes a CacheAdapter. Exit status 1 when a promise was broken or a mutant survived.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+import traceback
+
+from tqdm import tqdm
+
+from prfaas_ref.cache.conformance.machine import AdapterFactory, examine
+from prfaas_ref.cache.conformance.mutants import try_all
+
+OURS = "prfaas_ref.cache.conformance.ours:OurAdapter"
+
+
+def load(name: str) -> AdapterFactory:
+    """The adapter factory at `module:name`. Raises ValueError when there is none."""
+    module, _, attribute = name.partition(":")
+    try:
+        factory: AdapterFactory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"no adapter {name!r}, which must be module:name ({error})") from None
+    return factory
+
+
+def examination(factory: AdapterFactory, name: str, stories: int) -> dict[str, object]:
+    """Examine one manager. Returns the report that the command prints."""
+    start_s = time.monotonic()
+    report: dict[str, object] = {"adapter": name, "stories": stories, "moves": None, "passed": False, "broken": None}
+    try:
+        report["moves"] = examine(factory, stories)
+        report["passed"] = True
+    except Exception as error:
+        report["broken"] = "".join(traceback.format_exception(error, limit=-1, chain=False))
+    report["seconds"] = round(time.monotonic() - start_s, 1)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m prfaas_ref.cache.conformance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--adapter", default=OURS, help="module:name of the manager's adapter (default: our pool)")
+    parser.add_argument("--stories", type=int, default=300, help="random lives to try (default %(default)s)")
+    parser.add_argument("--mutants", action="store_true", help="plant each known fault in our pool and look for it")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    args = parser.parse_args()
+    if args.stories < 1:
+        parser.error("--stories must be at least 1")
+    if args.mutants:
+        report = try_all(args.stories, lambda faults: tqdm(faults, unit="mutant", disable=args.json))
+        good = not report["survivors"]
+    else:
+        try:
+            factory = load(args.adapter)
+        except ValueError as error:
+            parser.error(str(error))
+        report = examination(factory, args.adapter, args.stories)
+        good = bool(report["passed"])
+    print(json.dumps(report, indent=2) if args.json else "\n".join(f"{key}: {value}" for key, value in report.items()))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
