@@ -239,9 +239,10 @@ class HybridCacheIndex:
         ValueError before the commit of its tokens, after `free` and the second time.
         """
         alloc, depth = ticket.alloc, ticket.num_tokens // self.block_size
+        self._check_ticket(ticket)
         if ticket.num_tokens > alloc.committed_tokens:
             raise ValueError(f"the KV of {ticket.num_tokens} tokens is not committed, only {alloc.committed_tokens}")
-        self._close_ticket(ticket)
+        alloc.reserved.remove(ticket)
         block = alloc.path[depth - 1] if depth <= len(alloc.path) else None
         if block is None or block.snapshot is not None:
             self.tree.give_back(alloc.account, ticket.block_ids)
@@ -251,7 +252,8 @@ class HybridCacheIndex:
 
     def cancel_checkpoint(self, ticket: Checkpoint) -> None:
         """Give the reserved blocks back unused. Raises ValueError after `free` and the second time."""
-        self._close_ticket(ticket)
+        self._check_ticket(ticket)
+        ticket.alloc.reserved.remove(ticket)
         self.tree.give_back(ticket.alloc.account, ticket.block_ids)
 
     # ---- the whole cache
@@ -282,11 +284,10 @@ class HybridCacheIndex:
         alloc.account.unpin(alloc.deepest, now)
         self.tree.forget_if_empty(alloc.root)
 
-    def _close_ticket(self, ticket: Checkpoint) -> None:
+    def _check_ticket(self, ticket: Checkpoint) -> None:
         self._check_open(ticket.alloc)
         if ticket not in ticket.alloc.reserved:
             raise ValueError("this checkpoint was published or cancelled already")
-        ticket.alloc.reserved.remove(ticket)
 
     def _check_open(self, alloc: Allocation) -> None:
         if alloc.freed:
