@@ -1,5 +1,6 @@
 """The sending driver as its users see it: one Client per receiver, which offers one Transfer after another."""
 
+import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -34,10 +35,10 @@ class Client:
 
     def __init__(
         self, address: tuple[str, int], terms: Terms, options: Options | None = None, link: EmulatedLink | None = None,
-        clock: Clock = time.monotonic,
+        tls: ssl.SSLContext | None = None, clock: Clock = time.monotonic,
     ) -> None:  # fmt: skip
         self.address, self.terms, self.options = address, terms, options or Options()
-        self.link, self.clock = link or EmulatedLink(), clock
+        self.link, self.tls, self.clock = link or EmulatedLink(), tls, clock
         self.changed = threading.Condition()
         self.session: Stripes | None = None
 
@@ -60,7 +61,7 @@ class Client:
             return self.session
         self.close()
         session = self.session = Stripes(
-            self.address, self.terms, self.options.stripes, self.link, self.changed, self.clock
+            self.address, self.terms, self.options.stripes, self.link, self.changed, self.tls, self.clock
         )
         core, deadline = session.core, self.clock() + min(within_s, self.terms.limits.handshake_s)
         with self.changed:

@@ -6,7 +6,7 @@ mistyped field is refused by name. Nothing from the wire is evaluated, and sizes
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from prfaas_ref.transport.errors import BY_CODE, ProtocolError, Refused, TransportError
@@ -105,13 +105,13 @@ _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in get
 
 
 def encode(message: Message) -> bytes:
-    return json.dumps(asdict(message), separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(vars(message), separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(kind: type[M], payload: bytes | bytearray) -> M:
     """The message in this payload. Raises ProtocolError naming the field that is wrong."""
     try:
-        value = json.loads(bytes(payload), object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+        value = _STRICT.decode(payload.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{kind.__name__}: not strict JSON: {str(error)[:100]}") from None
     if type(value) is not dict:
@@ -132,6 +132,9 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constants(name: str) -> None:
     raise ValueError(f"{name} is not a number")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
 
 
 def _typed(field: str, value: Any, hint: Any) -> Any:

@@ -28,6 +28,7 @@ class Outgoing:
 
     def __init__(self, offer: Offer, manifest: Manifest, fingerprint: str) -> None:
         self.offer, self.manifest, self._fingerprint = offer, manifest, fingerprint
+        self.peer_epoch = ""  # of the process that was offered it: only that one can resume it
         self.increment: Manifest | None = None  # from ACCEPT on
         self.have_tokens = 0
         self.ledgers: list[Ledger] = []

@@ -6,7 +6,7 @@ from prfaas_ref.transport.errors import PeerGone, Stalled
 from prfaas_ref.transport.frames import Header
 from prfaas_ref.transport.limits import Limits
 from prfaas_ref.transport.reader import Frame, FrameReader
-from prfaas_ref.transport.stream import Clock, TcpStream
+from prfaas_ref.transport.stream import Clock, Stream
 
 Admit = Callable[[Header], list[memoryview] | None]
 
@@ -19,7 +19,7 @@ class Pump:
     """
 
     def __init__(
-        self, stream: TcpStream, admit: Admit, ready: Callable[[], bool], limits: Limits, clock: Clock
+        self, stream: Stream, admit: Admit, ready: Callable[[], bool], limits: Limits, clock: Clock
     ) -> None:
         self._stream, self._ready, self._limits, self._clock = stream, ready, limits, clock
         self._opened = self._began = clock()

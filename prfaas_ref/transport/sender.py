@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from prfaas_ref.transport.checks import checksum
 from prfaas_ref.transport.connection import Connection
-from prfaas_ref.transport.errors import Aborted, Corrupt, ProtocolError, TransportError
+from prfaas_ref.transport.errors import Aborted, Corrupt, PeerRestarted, ProtocolError, TransportError
 from prfaas_ref.transport.frames import FrameType, Header, pack
 from prfaas_ref.transport.ledger import from_spans
 from prfaas_ref.transport.messages import (
@@ -71,8 +71,11 @@ class Sender:
     # what the user asks for
 
     def offer(self, outgoing: Outgoing, attempt: int) -> None:
-        """Begin a transfer, or its next attempt."""
+        """Begin a transfer, or its next attempt. Raises PeerRestarted when the first one went to another process."""
         assert self.ready and (self.state is S.IDLE or self.state in ENDED)
+        if outgoing.peer_epoch not in ("", self.peer_epoch):
+            raise PeerRestarted(f"boot epoch {outgoing.peer_epoch} is now {self.peer_epoch}")
+        outgoing.peer_epoch = self.peer_epoch
         self.outgoing, self.state, self.error = outgoing, S.OFFERED, None
         self._transfer, self._attempt = self._transfer % 0xFFFF + 1, attempt
         self.in_flight_bytes = self._credit_bytes = self.sent_bytes = self.retries = 0

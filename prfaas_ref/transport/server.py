@@ -9,6 +9,7 @@ import logging
 import secrets
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from prfaas_ref.transport.incoming import Destination, Incoming
 from prfaas_ref.transport.messages import encode, failure
 from prfaas_ref.transport.pump import Pump
 from prfaas_ref.transport.receiver import Receiver
+from prfaas_ref.transport.security import require_protection
 from prfaas_ref.transport.session import Closed, Complete, Event, Line, Offered, Session
-from prfaas_ref.transport.stream import Clock, TcpStream
+from prfaas_ref.transport.stream import Clock, Stream, open_stream
 
 TICK_S = 0.05
 logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class Handler(Protocol):
 class Wire:
     """One connection's socket side."""
 
-    def __init__(self, line: Line, stream: TcpStream) -> None:
+    def __init__(self, line: Line, stream: Stream) -> None:
         self.line, self.stream = line, stream
         self.writing = threading.Lock()
 
@@ -60,13 +62,16 @@ class Server:
     """Listens from construction on. `address` is where; use it as a context manager, or call `close`."""
 
     def __init__(
-        self, terms: Terms, handler: Handler, host: str = "127.0.0.1", port: int = 0, clock: Clock = time.monotonic
-    ) -> None:
+        self, terms: Terms, handler: Handler, host: str = "127.0.0.1", port: int = 0,
+        tls: ssl.SSLContext | None = None, clock: Clock = time.monotonic,
+    ) -> None:  # fmt: skip
+        require_protection(host, terms.secret, tls)
         self.core = Receiver(terms)
-        self._handler, self._limits, self._clock = handler, terms.limits, clock
+        self._handler, self._limits, self._tls, self._clock = handler, terms.limits, tls, clock
         self._lock = threading.Lock()
         self._wires: dict[Line, Wire] = {}
         self._threads: set[threading.Thread] = set()
+        self._spawning = threading.Lock()
         self._closing = False
         self._listener = socket.create_server((host, port), backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -89,8 +94,12 @@ class Server:
         self._listener.close()
 
     def _join_threads(self) -> None:
-        while threads := list(self._threads):
+        while threads := self._running():
             threads[0].join()
+
+    def _running(self) -> list[threading.Thread]:
+        with self._spawning:
+            return list(self._threads)
 
     def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
         def body() -> None:
@@ -100,8 +109,9 @@ class Server:
                 self._threads.discard(threading.current_thread())
 
         thread = threading.Thread(target=body, name=f"prfaas-server-{name}", daemon=True)
-        self._threads.add(thread)
-        thread.start()
+        with self._spawning:
+            self._threads.add(thread)
+            thread.start()
 
     # connections
 
@@ -127,32 +137,41 @@ class Server:
                 sock.setblocking(False)
                 sock.send(control_frame(FrameType.ERROR, encode(failure(busy))))
             return
-        wire = Wire(line, TcpStream(sock, self._clock))
-        self._wires[line] = wire
-        self._start(self._serve, "line", wire)
+        self._start(self._serve, "line", sock, line)
 
-    def _serve(self, wire: Wire) -> None:
-        line, connection = wire.line, wire.line.connection
-        pump = Pump(wire.stream, partial(self._admit, line), lambda: connection.ready, self._limits, self._clock)
+    def _serve(self, sock: socket.socket, line: Line) -> None:
         try:
-            while True:
-                frame = pump.step()
-                if frame:
-                    with self._lock:
-                        events = self.core.receive(line, frame, self._clock())
-                elif line.must_surrender:
-                    pump.reader.discard()
-                    with self._lock:
-                        events = self.core.surrender(line)
-                else:
-                    continue
-                self._act(events)
-                self._deliver(line.session or line)
+            stream = open_stream(sock, self._tls, None, self._limits.handshake_s, self._clock)
+        except TransportError as error:
+            with self._lock:
+                self.core.lose(line, error, self._clock())
+            return
+        self._wires[line] = wire = Wire(line, stream)
+        try:
+            self._pump(wire)
         except TransportError as reason:
             self._part(wire, reason)
         finally:
-            self._wires.pop(line, None)
-            wire.stream.close()
+            del self._wires[line]
+            stream.close()
+
+    def _pump(self, wire: Wire) -> None:
+        line, connection = wire.line, wire.line.connection
+        pump = Pump(wire.stream, partial(self._admit, line), lambda: connection.ready, self._limits, self._clock)
+        while not self._closing:
+            frame = pump.step()
+            if frame:
+                with self._lock:
+                    events = self.core.receive(line, frame, self._clock())
+            elif line.must_surrender:
+                pump.reader.discard()
+                with self._lock:
+                    events = self.core.surrender(line)
+            else:
+                continue
+            self._act(events)
+            self._deliver(line.session or line)
+        raise PeerGone("the receiver is closing")
 
     def _admit(self, line: Line, header: Header) -> list[memoryview] | None:
         with self._lock:

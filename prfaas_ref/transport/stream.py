@@ -1,17 +1,22 @@
-"""A connected socket with deadlines: gathers on send, scatters on receive, and fails with our own errors.
+"""A connected socket with deadlines, plain or TLS: gathers on send, scatters on receive, fails with our own errors.
 
-Reading and writing go through two handles of one connection, since a socket object has a single timeout and each
-direction has a thread.
+One thread reads and another writes. A socket object has a single timeout, so a plain stream keeps a handle for each
+direction; an OpenSSL connection is not for two threads at once, so a TLS stream takes turns and waits outside the lock.
 """
 
 import contextlib
+import select
 import socket
+import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from prfaas_ref.transport.errors import PeerGone, Stalled
 
 MAX_VIEWS = 512  # per system call; the kernel's limit is 1024
+TLS_PIECE_BYTES = 1 << 18
 Clock = Callable[[], float]
 
 
@@ -20,7 +25,7 @@ class TcpStream:
 
     def __init__(self, sock: socket.socket, clock: Clock = time.monotonic) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._in, self._out, self._clock = sock, sock.dup(), clock
+        self.socket, self._out, self._clock = sock, sock.dup(), clock
 
     def send(self, views: Sequence[memoryview | bytes], within_s: float) -> None:
         """Write all of them. Raises Stalled when the peer does not take them in time, PeerGone when it has gone."""
@@ -41,9 +46,9 @@ class TcpStream:
 
     def receive_into(self, views: list[memoryview], within_s: float) -> int:
         """Read at least one byte. Raises TimeoutError when none comes in time, PeerGone at the end of the stream."""
-        self._in.settimeout(max(within_s, 1e-3))
+        self.socket.settimeout(max(within_s, 1e-3))
         try:
-            n_bytes = self._in.recv_into(views[0]) if len(views) == 1 else self._in.recvmsg_into(views)[0]
+            n_bytes = self.socket.recv_into(views[0]) if len(views) == 1 else self.socket.recvmsg_into(views)[0]
         except TimeoutError:
             raise
         except OSError as error:
@@ -52,17 +57,83 @@ class TcpStream:
             raise PeerGone("the peer closed the connection")
         return n_bytes
 
-    @property
-    def socket(self) -> socket.socket:
-        return self._in
-
     def shut(self) -> None:
         """Both directions end now; blocked calls return. Call `close` when no thread uses it any more."""
         with contextlib.suppress(OSError):
-            self._in.shutdown(socket.SHUT_RDWR)
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.shut()
-        self._in.close()
+        self.socket.close()
         self._out.close()
 
+
+class TlsStream:
+    """The same over TLS. The handshake is done here, within `within_s`; raises PeerGone when it fails."""
+
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, server_hostname: str | None, within_s: float, clock: Clock
+    ) -> None:
+        sock.settimeout(within_s)
+        try:
+            self.socket = context.wrap_socket(
+                sock, server_side=server_hostname is None, server_hostname=server_hostname
+            )
+        except OSError as error:  # ssl.SSLError is one
+            sock.close()
+            raise PeerGone(f"TLS: {error}") from None
+        self.socket.setblocking(False)
+        self._lock, self._clock = threading.Lock(), clock
+
+    def send(self, views: Sequence[memoryview | bytes], within_s: float) -> None:
+        deadline = self._clock() + within_s
+        for view in views:
+            view = memoryview(view)
+            while view:
+                send = partial(self.socket.send, view[:TLS_PIECE_BYTES])
+                try:
+                    view = view[self._turn(send, deadline, select.POLLOUT) :]
+                except TimeoutError:
+                    raise Stalled(f"the peer has not read for {within_s:.1f} s") from None
+
+    def receive_into(self, views: list[memoryview], within_s: float) -> int:
+        receive = partial(self.socket.recv_into, views[0])
+        n_bytes = self._turn(receive, self._clock() + within_s, select.POLLIN)
+        if not n_bytes:
+            raise PeerGone("the peer closed the connection")
+        return n_bytes
+
+    def _turn(self, call: Callable[[], int], deadline: float, event: int) -> int:
+        """Try `call` under the lock until it neither has to wait to read nor to write."""
+        poll = select.poll()
+        poll.register(self.socket, event)
+        while True:
+            try:
+                with self._lock:
+                    return call()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                left_s = max(deadline - self._clock(), 0)
+                if not poll.poll(left_s * 1000) and not left_s:
+                    raise TimeoutError from None
+            except (OSError, ValueError) as error:
+                raise PeerGone(f"TLS: {error}") from None
+
+    def shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shut()
+        self.socket.close()
+
+
+Stream = TcpStream | TlsStream
+
+
+def open_stream(
+    sock: socket.socket, tls: ssl.SSLContext | None, server_hostname: str | None, within_s: float, clock: Clock
+) -> Stream:
+    """A stream over a connected socket, which it owns from here on; the listening side has no `server_hostname`."""
+    if tls is None:
+        return TcpStream(sock, clock)
+    return TlsStream(sock, tls, server_hostname, within_s, clock)

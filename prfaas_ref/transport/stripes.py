@@ -6,6 +6,7 @@ lock, and writes it straight from the user's pages; on an emulated link it holds
 
 import secrets
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,9 +18,9 @@ from prfaas_ref.transport.frames import Header
 from prfaas_ref.transport.link import EmulatedLink
 from prfaas_ref.transport.pump import Pump
 from prfaas_ref.transport.sender import Parcel, Sender
-from prfaas_ref.transport.stream import Clock, TcpStream
+from prfaas_ref.transport.stream import Clock, Stream, open_stream
 
-Loop = Callable[[Connection, TcpStream], None]
+Loop = Callable[[Connection, Stream], None]
 
 
 class Departure(NamedTuple):
@@ -34,15 +35,16 @@ class Stripes:
 
     def __init__(
         self, address: tuple[str, int], terms: Terms, stripes: int, link: EmulatedLink, changed: threading.Condition,
-        clock: Clock,
+        tls: ssl.SSLContext | None, clock: Clock,
     ) -> None:  # fmt: skip
         session = secrets.token_hex(16)
         self._limits, self._link, self._changed, self._clock = terms.limits, link, changed, clock
-        self._streams: list[TcpStream] = []
+        self._streams: list[Stream] = []
         try:
             for _ in range(stripes):
-                self._streams.append(TcpStream(socket.create_connection(address, terms.limits.handshake_s), clock))
-        except OSError as error:
+                sock = socket.create_connection(address, terms.limits.handshake_s)
+                self._streams.append(open_stream(sock, tls, address[0], terms.limits.handshake_s, clock))
+        except (OSError, PeerGone) as error:
             self._close_streams()
             raise PeerGone(f"cannot connect to {address[0]}:{address[1]}: {error}") from None
         connections = [Connection(terms, secrets.token_hex(16), session, i, stripes) for i in range(stripes)]
@@ -55,7 +57,7 @@ class Stripes:
         for thread in self._threads:
             thread.start()
 
-    def _guarded(self, loop: Loop, connection: Connection, stream: TcpStream) -> None:
+    def _guarded(self, loop: Loop, connection: Connection, stream: Stream) -> None:
         try:
             loop(connection, stream)
         except TransportError as error:
@@ -78,7 +80,7 @@ class Stripes:
         for stream in self._streams:
             stream.close()
 
-    def _read(self, connection: Connection, stream: TcpStream) -> None:
+    def _read(self, connection: Connection, stream: Stream) -> None:
         def admit(header: Header) -> None:
             self.core.admit(connection, header)
 
@@ -89,7 +91,7 @@ class Stripes:
                     self.core.receive(connection, frame)
                     self._changed.notify_all()
 
-    def _write(self, connection: Connection, stream: TcpStream) -> None:
+    def _write(self, connection: Connection, stream: Stream) -> None:
         line: deque[Departure] = deque()
         while (work := self._next(connection, line)) is not None:
             if isinstance(work, Parcel):

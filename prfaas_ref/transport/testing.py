@@ -70,5 +70,7 @@ class ConnectionPair:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.client.close()
-        self.server.close()
+        try:
+            self.client.close()
+        finally:
+            self.server.close()

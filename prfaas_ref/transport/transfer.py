@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from prfaas_ref.transport.errors import Aborted, DeadlineExceeded, PeerRestarted, TransportError
+from prfaas_ref.transport.errors import Aborted, DeadlineExceeded, TransportError
 from prfaas_ref.transport.manifest import Manifest
 from prfaas_ref.transport.outgoing import Outgoing
 from prfaas_ref.transport.sender import ENDED, Sender
@@ -47,7 +47,6 @@ class Transfer:
         self._session: Stripes | None = None
         self._error: TransportError | None = None
         self._attempt = self._past_bytes = self._past_retries = 0
-        self._peer_epoch = ""
         self._attach(0)
         self._supervisor = threading.Thread(target=self._supervise, name="prfaas-client-supervisor", daemon=True)
         self._supervisor.start()
@@ -155,14 +154,12 @@ class Transfer:
         with self._changed:
             if self._session is not None and self._over():
                 return
-            if self._peer_epoch not in ("", session.core.peer_epoch):
-                raise PeerRestarted(f"boot epoch {self._peer_epoch} is now {session.core.peer_epoch}")
+            self._outgoing.offer = replace(self._outgoing.offer, deadline_s=max(left, 0.0))
+            session.core.offer(self._outgoing, attempt)
             if self._session is not None:
                 self._past_bytes += self._core.sent_bytes
                 self._past_retries += self._core.retries
-            self._peer_epoch, self._session, self._attempt = session.core.peer_epoch, session, attempt
-            self._outgoing.offer = replace(self._outgoing.offer, deadline_s=max(left, 0.0))
-            session.core.offer(self._outgoing, attempt)
+            self._session, self._attempt = session, attempt
             self._changed.notify_all()
 
     def _supervise(self) -> None:
