@@ -73,9 +73,14 @@ class LogNormalLengths:
         return np.array([exp(self.mu + self.sigma * _STANDARD.inv_cdf(share)) for share in shares])
 
     def sample(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """`n` random lengths in whole tokens, by inverting a table of quantiles (64 K entries)."""
-        table = self.quantiles(65536)
-        return np.rint(np.interp(rng.random(n) * 65536 - 0.5, np.arange(65536), table)).astype(np.int64)
+        """`n` random lengths in whole tokens, by inverting a table of quantiles."""
+        table = self._table
+        at = rng.random(n) * len(table) - 0.5
+        return np.rint(np.interp(at, np.arange(len(table)), table)).astype(np.int64)
+
+    @cached_property
+    def _table(self) -> NDArray[np.float64]:
+        return self.quantiles(32768)
 
 
 class ObservedLengths:

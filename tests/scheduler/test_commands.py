@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from prfaas_ref.errors import UserError
 from prfaas_ref.scheduler.planner import Infeasible
 from prfaas_ref.scheduler.scenario import EXAMPLE
 
@@ -51,7 +52,72 @@ def test_plan_buys_instances_or_says_what_forbids_it(capsys, tmp_path):
 def test_scheduler_and_its_commands_do_not_import_torch():
     code = (
         "import sys, pkgutil, importlib, prfaas_ref.scheduler as s, prfaas_ref.commands.plan as p\n"
-        "[importlib.import_module(m.name) for m in pkgutil.iter_modules(s.__path__, 'prfaas_ref.scheduler.')]\n"
+        "[importlib.import_module(m.name) for m in pkgutil.walk_packages(s.__path__, 'prfaas_ref.scheduler.')]\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_simulate_counts_and_repeats(capsys):
+    first, again = (json.loads(run(capsys, "simulate", "--requests", 400, "--seed", 3, "--json")) for _ in range(2))
+    assert first == again
+    assert first["arrived"] == 400
+    assert sum(first[name] for name in ("completed", "rejected", "failed", "in_flight")) == 400
+    other = json.loads(run(capsys, "simulate", "--requests", 400, "--seed", 4, "--json"))
+    assert other["event_log_sha256"] != first["event_log_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("deployment", "share"), [("homogeneous", 0.0), ("naive", 1.0), ("prfaas-pd", pytest.approx(0.5, abs=0.1))]
+)
+def test_simulate_each_deployment(capsys, deployment, share):
+    found = json.loads(run(capsys, "simulate", "--deployment", deployment, "--requests", 500, "--json"))
+    assert found["offloaded_share"] == share
+    assert found["completed"] == 500
+    assert found["request_throughput"] <= found["planned_lambda_max"]
+
+
+def test_simulate_a_trace_into_files(capsys, tmp_path):
+    trace = tmp_path / "t.jsonl"
+    row = {"input_length": 1500, "output_length": 5}
+    lines = [{"timestamp": 1000 * i, **row, "hash_ids": [1, 2, 100 + i]} for i in range(30)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    csv_file, timeline = tmp_path / "r.csv", tmp_path / "t.json"
+    words = ("--trace", trace, "--deployment", "homogeneous", "--requests-csv", csv_file, "--timeline", timeline)
+    found = json.loads(run(capsys, "simulate", *words, "--json"))
+    assert (found["arrived"], found["rate_per_s"]) == (30, None)
+    assert found["hit_ratio_pd"] > 0.5
+    assert len(csv_file.read_text().splitlines()) == 31
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert sum(e["ph"] == "X" for e in events) == 30
+    assert sum(e["ph"] == "b" for e in events) == sum(e["ph"] == "e" for e in events) == 30
+    assert "simulated" in run(capsys, "simulate", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--requests", 0), "--requests must be positive"),
+        (("--rate", -1), "--rate must be positive"),
+        (("--seed", -1), "--seed"),
+        (("--policy", "sometimes"), "never, cost or a threshold"),
+        (("--trace", "none.jsonl"), "cannot read trace"),
+        (("none.toml",), "cannot read scenario"),
+    ],
+)
+def test_simulate_refuses_what_means_nothing(capsys, words, message):
+    with pytest.raises(UserError, match=message):
+        run(capsys, "simulate", *words)
+
+
+def test_simulate_refuses_a_failure_of_nobody(capsys, tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(EXAMPLE.replace("failures = []", 'failures = [[10, "pd-99", 5]]'))
+    with pytest.raises(UserError, match="no worker 'pd-99'"):
+        run(capsys, "simulate", path)
+
+
+def test_bench_simulator(capsys):
+    found = json.loads(run(capsys, "bench_simulator", "--requests", 300, "--repeats", 1, "--large", 600, "--json"))
+    assert {"requests_s", "events_s", "bare_heap_events_s", "ratio", "large_cost_ratio"} <= set(found)
+    assert found["ratio"] == pytest.approx(found["events_s"] / found["bare_heap_events_s"])

@@ -23,6 +23,7 @@ class Attempt:
     decision: Decision
     prefill: "SimWorker"
     decode: "SimWorker"
+    since_s: float  # when the request arrived, or its last attempt was lost
     alive: bool = True
     handed_over: bool = False  # the decode worker has it all
     started_s: float = 0.0  # of the stage it is in

@@ -5,17 +5,19 @@ Knows nothing of tensors or time. A trace's `hash_ids` enter as one node per id,
 need KV and a snapshot at the same length; snapshots are taken at the prompt's last full block and at the branch point.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import count
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from prfaas_ref.cache.allocation import Allocation
 from prfaas_ref.cache.index import HybridCacheIndex, OutOfBlocks
 from prfaas_ref.cache.keys import Namespace
 from prfaas_ref.request import Request
 from prfaas_ref.scheduler.profile import KvSize
 from prfaas_ref.scheduler.traces import HASH_BLOCK_TOKENS
+
+if TYPE_CHECKING:
+    from prfaas_ref.cache.allocation import Allocation
 
 _NAMESPACE = Namespace("simulated", block_size=1)
 _PRIVATE_IDS = 2**31  # ids that no trace uses name runs of tokens that nobody shares
@@ -31,23 +33,24 @@ class Match(NamedTuple):
 class Lease(NamedTuple):
     """What a running prefill holds: blocks, and how many tokens it found."""
 
-    allocation: Allocation
+    allocation: "Allocation"
     cached_tokens: int
 
 
 class ClusterCache:
-    """One cluster's cache of `capacity_bytes`, in nodes of `node_tokens` tokens."""
+    """One cluster's cache of `capacity_bytes`, in nodes of `node_tokens` tokens; none when not one node fits."""
 
     def __init__(self, capacity_bytes: float, kv: KvSize, node_tokens: int = HASH_BLOCK_TOKENS) -> None:
         node_bytes = max(1.0, kv.bytes_per_token * node_tokens)
         self.node_tokens = node_tokens
-        self.index = HybridCacheIndex(int(capacity_bytes / node_bytes), 1, ceil(kv.fixed_bytes / node_bytes))
+        blocks = int(capacity_bytes / node_bytes)
+        self.index = HybridCacheIndex(blocks, 1, ceil(kv.fixed_bytes / node_bytes)) if blocks else None
         self.prompt_tokens = self.hit_tokens = self.bypassed = 0
         self._private: Iterator[int] = count(_PRIVATE_IDS)
 
     def match(self, request: Request) -> Match:
         """What the cache holds of a prompt now; nothing is held or counted."""
-        if not request.hash_ids:
+        if self.index is None or not request.hash_ids:
             return _NOTHING
         found = self.index.match_prefix(_NAMESPACE, request.hash_ids)
         return Match(found.kv_tokens * self.node_tokens, found.usable_tokens * self.node_tokens)
@@ -55,10 +58,8 @@ class ClusterCache:
     def hold(self, request: Request) -> Lease | None:
         """Hold the usable prefix and take room for the rest. None when there is no room: the prompt runs uncached."""
         self.prompt_tokens += request.prompt_tokens
-        try:
-            allocation = self.index.allocate(_NAMESPACE, self._nodes(request))
-        except OutOfBlocks:
-            self.bypassed += 1
+        allocation = self._allocate(request)
+        if allocation is None:
             return None
         cached = min(allocation.cached_tokens * self.node_tokens, request.prompt_tokens - 1)
         self.hit_tokens += cached
@@ -67,6 +68,7 @@ class ClusterCache:
     def publish(self, request: Request, lease: Lease) -> None:
         """The prompt is computed: its full blocks are found from now on, and the lease is over."""
         index, allocation = self.index, lease.allocation
+        assert index is not None, "a lease is held in an index"
         full = request.prompt_tokens // self.node_tokens if request.hash_ids else 1
         full = min(full, allocation.num_tokens)
         branch = allocation.branch_tokens
@@ -79,30 +81,37 @@ class ClusterCache:
 
     def drop(self, lease: Lease) -> None:
         """The prompt was not computed to its end."""
+        assert self.index is not None, "a lease is held in an index"
         self.index.free(lease.allocation)
 
     def receive(self, request: Request, tokens: int | None = None) -> None:
         """A prompt's cache (or the prefix of `tokens`) arrived from the other cluster and is found from now on.
 
+        Only what has ids can be found, so a run of tokens that nobody shares leaves no second copy here.
         The snapshot at its last full block stands for the one that decode takes at its next block end: a trace has no
         name for that block.
         """
+        if not request.hash_ids:
+            return
         if tokens is not None:
             request = _shortened(request, tokens, self.node_tokens)
-        try:
-            allocation = self.index.allocate(_NAMESPACE, self._nodes(request))
-        except OutOfBlocks:
-            self.bypassed += 1
-            return
-        self.publish(request, Lease(allocation, 0))
+        allocation = self._allocate(request)
+        if allocation is not None:
+            self.publish(request, Lease(allocation, 0))
 
     @property
     def hit_ratio(self) -> float:
         """Cached over prompt tokens of everything prefilled here."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
-    def _nodes(self, request: Request) -> Sequence[int]:
-        return request.hash_ids or (next(self._private),)
+    def _allocate(self, request: Request) -> "Allocation | None":
+        if self.index is None:
+            return None
+        try:
+            return self.index.allocate(_NAMESPACE, request.hash_ids or (next(self._private),))
+        except OutOfBlocks:
+            self.bypassed += 1
+            return None
 
 
 _NOTHING = Match(0, 0)

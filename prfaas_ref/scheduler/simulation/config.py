@@ -52,7 +52,7 @@ class SimulationConfig:
     policy: Policy
     admission: Admission | None = None
     retries: RetryBudget = field(default_factory=RetryBudget)
-    deadline_s: float = 3600.0  # for the first token; not the paper's
+    deadline_s: float = 3600.0  # for the hand-over, from arrival or from the loss of a worker; not the paper's
     cache_bytes: float = 512 * GIB  # of each cluster; not the paper's
     node_tokens: int = HASH_BLOCK_TOKENS
     layers: int = 57  # how finely the hand-off overlaps prefill

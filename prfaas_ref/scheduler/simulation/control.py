@@ -26,6 +26,7 @@ from prfaas_ref.scheduler.simulation.transfers import Transfers
 from prfaas_ref.scheduler.threshold import PlannedThresholds, Signals, ThresholdState, adjust, plan_thresholds
 from prfaas_ref.scheduler.throughput import Counts, System
 
+EXPIRY_PERIOD_S = 10.0
 RECENT = 2000  # uncached lengths remembered for searching the threshold anew
 
 
@@ -74,7 +75,7 @@ class ControlLoop:
         self._capacities = deque([(0.0, config.system.link_bits_per_s)])
         self._delivered_bits = 0.0
         self._prefill_work_s = self._decode_work_s = 0.0
-        self._window_start_s = 0.0
+        self._window_start_s = self._next_expiry_s = 0.0
 
     # ---- called by the simulation
 
@@ -116,7 +117,9 @@ class ControlLoop:
             self._use(adjust(self.threshold, seen, self._planned, self.settings.tuning, now_s))
         if now_s - self._window_start_s >= self.settings.window_s:
             self._close_window(now_s)
-        self.served.expire(now_s)
+        if now_s >= self._next_expiry_s:
+            self._next_expiry_s = now_s + EXPIRY_PERIOD_S
+            self.served.expire(now_s)
         if self.served.busy:
             self.events.at(now_s + self.settings.period_s, WORLD, self._tick)
 
@@ -125,15 +128,12 @@ class ControlLoop:
         link, period_s = self.transfers.egress, self.settings.period_s
         link.advance(now_s)
         bits, self._delivered_bits = link.delivered_bits - self._delivered_bits, link.delivered_bits
-        fleet, samples = self.roster.fleet, self.samples
+        samples, queued = self.samples, self.roster.queue_depths()
         samples.at_s.append(now_s)
         samples.egress_gbps.append(bits / period_s / 1e9)
-        for column, workers in (
-            (samples.queue_prfaas, fleet.prefill["prfaas"]),
-            (samples.queue_pd, fleet.prefill["pd"]),
-            (samples.queue_decode, fleet.decode),
-        ):
-            column.append(sum(len(worker.queue) for worker in workers if isinstance(worker, SimWorker)))
+        samples.queue_prfaas.append(queued["prfaas"])
+        samples.queue_pd.append(queued["pd"])
+        samples.queue_decode.append(queued["decode"])
         samples.threshold.append(self.threshold.tokens if self.threshold else -1.0)
         estimate = self._estimate(now_s)
         utilization = bits / period_s / estimate if estimate > 0 else 1.0
@@ -151,12 +151,8 @@ class ControlLoop:
 
     def _signals(self, utilization: float) -> Signals:
         fleet = self.roster.fleet
-        return Signals(
-            fleet.egress.bits_per_s,
-            utilization,
-            _mean_queue_s(fleet.prefill["prfaas"]),
-            _mean_queue_s(fleet.prefill["pd"]),
-        )
+        queue_s = {cluster: _mean_queue_s(workers) for cluster, workers in fleet.prefill.items()}
+        return Signals(fleet.egress.bits_per_s, utilization, queue_s["prfaas"], queue_s["pd"])
 
     def _use(self, state: ThresholdState) -> None:
         if state is not self.threshold:

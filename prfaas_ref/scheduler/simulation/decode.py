@@ -1,7 +1,7 @@
 """The decode stage: continuous batches of at most BS_max requests, within an instance's memory, a token per step each.
 
-Knows nothing of prefill. The first token comes with the hand-off: it is out when a slot admits the request. A step takes
-T_decode whatever the batch, as in the paper's equation 5; a request stays for `max_tokens` steps.
+Knows nothing of prefill. The first token comes with the hand-off: it is out when a slot admits the request. A step
+takes T_decode whatever the batch, as in the paper's equation 5; a request stays for `max_tokens` steps.
 """
 
 from collections.abc import Callable

@@ -7,6 +7,8 @@ completed + rejected + failed + in flight = arrived, and every load counter is b
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
 
 from prfaas_ref.request import Request, RequestRecord, Route, Status
 from prfaas_ref.scheduler.fleet import Costs, LinkView
@@ -22,6 +24,15 @@ from prfaas_ref.scheduler.simulation.outcomes import Outcomes
 from prfaas_ref.scheduler.simulation.prefill import PrefillStage
 from prfaas_ref.scheduler.simulation.roster import Roster
 from prfaas_ref.scheduler.simulation.transfers import Transfers
+
+
+class Parked(NamedTuple):
+    """A request that waits for any worker to return. `since_s`: when it arrived, or was lost."""
+
+    number: int
+    request: Request
+    record: RequestRecord
+    since_s: float
 
 
 @dataclass(frozen=True)
@@ -69,8 +80,8 @@ class _Engine:
         self.decode = DecodeStage(self.events, self.log, system.decode, system.kv, self._decoded)
         self.control = ControlLoop(config, self.events, self.log, self.router, self.roster, self.transfers, self)
         self.attempts: dict[int, Attempt] = {}
-        self.parked: list[tuple[int, Request, RequestRecord]] = []
-        self.retrying = 0
+        self.parked: list[Parked] = []
+        self.retried: set[int] = set()  # requests in flight that were lost at least once
         self.more_to_come = True
 
     # ---- the run
@@ -81,8 +92,8 @@ class _Engine:
         self.control.start()
         self.events.run(self.config.until_s)
         if not len(self.events):
-            for _, _, record in self._take_parked():
-                self._end(record, "failed", "no worker")
+            for parked in self._take_parked():
+                self._end(parked.number, parked.record, "failed", "no worker")
         in_flight = len(self.attempts) + len(self.parked)
         self.outcomes.check_conservation(in_flight)
         self.router.ledger.check_invariants()
@@ -107,26 +118,26 @@ class _Engine:
         number = self.outcomes.arrived
         self.outcomes.arrived += 1
         self.log.add("arrive", request.arrival_s, number)
-        self._place(number, request, RequestRecord(request))
+        self._place(Parked(number, request, RequestRecord(request), request.arrival_s))
         self._next_arrival()
 
     # ---- one request's way
 
-    def _place(self, number: int, request: Request, record: RequestRecord) -> None:
+    def _place(self, waiting: Parked) -> None:
         """Route a request, or park it until a worker returns, or refuse it."""
+        number, request, record, _ = waiting
         if not self.decode.fits(request.prompt_tokens + request.max_tokens):
-            self._end(record, "rejected", "memory")
+            self._end(number, record, "rejected", "memory")
             return
         self._look_up(request)
         decision = self.router.route(request, self.roster.fleet)
         if isinstance(decision, Refusal):
             if decision.kind == "no worker":
-                self.parked.append((number, request, record))
+                self.parked.append(waiting)
             else:
-                self.log.add("reject", self.events.now_s, number)
-                self._end(record, "rejected", decision.kind)
+                self._end(number, record, "rejected", decision.kind)
             return
-        self._begin(number, request, record, decision)
+        self._begin(waiting, decision)
 
     def _look_up(self, request: Request) -> None:
         """Ask both clusters' caches, as the global KVCache manager does, and tell the views."""
@@ -141,14 +152,13 @@ class _Engine:
                 for worker in fleet.decode:
                     worker.kv_tokens = found.kv_tokens
 
-    def _begin(self, number: int, request: Request, record: RequestRecord, decision: Decision) -> None:
+    def _begin(self, waiting: Parked, decision: Decision) -> None:
+        number, request, record, since_s = waiting
         workers = self.roster.by_id
-        attempt = Attempt(
-            number, request, record, decision, workers[decision.prefill_worker], workers[decision.decode_worker]
-        )
+        prefill, decode = workers[decision.prefill_worker], workers[decision.decode_worker]
+        attempt = Attempt(number, request, record, decision, prefill, decode, since_s)
         record.attempts += 1
         record.route = decision.route
-        self.retrying += record.attempts == 2
         self.attempts[number] = attempt
         self.control.charge(decision, request)
         self.log.add("route", self.events.now_s, number, attempt.prefill.number)
@@ -186,9 +196,8 @@ class _Engine:
     def _decoded(self, attempt: Attempt) -> None:
         if attempt.decision.route == "prfaas":
             self.caches["pd"].receive(attempt.record.request)
-        self.log.add("complete", self.events.now_s, attempt.number, attempt.decode.number)
         self._leave(attempt)
-        self._end(attempt.record, "completed")
+        self._end(attempt.number, attempt.record, "completed")
         self.control.settle(attempt.decode)
 
     def _leave(self, attempt: Attempt) -> None:
@@ -197,8 +206,9 @@ class _Engine:
         del self.attempts[attempt.number]
         self.router.release_all(attempt.request.request_id)
 
-    def _end(self, record: RequestRecord, status: Status, reason: str = "") -> None:
-        self.retrying -= record.attempts > 1
+    def _end(self, number: int, record: RequestRecord, status: Status, reason: str = "") -> None:
+        self.log.add(status, self.events.now_s, number)
+        self.retried.discard(number)
         record.end(status, self.events.now_s, reason)
         self.outcomes.add(record)
 
@@ -216,7 +226,8 @@ class _Engine:
         self.log.add("down", self.events.now_s, worker=worker.number)
         self.roster.take_down(worker)
         self.control.lost(worker)
-        self.events.at(self.events.now_s + failure.down_s, WORLD, self._restore_worker, worker)
+        if failure.down_s < inf:
+            self.events.at(self.events.now_s + failure.down_s, WORLD, self._restore_worker, worker)
         held = (a for a in self.attempts.values() if a.decode is worker or (a.prefill is worker and not a.handed_over))
         for attempt in list(held):
             self.lose(attempt, "worker lost")
@@ -238,30 +249,27 @@ class _Engine:
         self._withdraw(attempt)
         record, number = attempt.record, attempt.number
         in_flight = len(self.attempts) + len(self.parked) + 1
-        if not self.config.retries.allows(record.attempts, self.retrying, in_flight):
-            self.log.add("fail", self.events.now_s, number)
-            self._end(record, "failed", why)
+        others = len(self.retried - {number})
+        if not self.config.retries.allows(record.attempts, others, in_flight):
+            self._end(number, record, "failed", why)
             return
+        self.retried.add(number)
         self.log.add("retry", self.events.now_s, number)
         old = attempt.request
         again = replace(old, prompt_tokens=old.prompt_tokens + emitted, max_tokens=old.max_tokens - emitted)
-        self._place(number, again, record)
+        self._place(Parked(number, again, record, self.events.now_s))
 
     def expire(self, now_s: float) -> None:
-        """Fail whatever has no first token by its deadline."""
-        for attempt in [a for a in self.attempts.values() if self._late(a.record, now_s)]:
+        """Fail whatever has waited past its deadline to be handed over, so that no outage keeps a request for ever."""
+        oldest_s = now_s - self.config.deadline_s
+        for attempt in [a for a in self.attempts.values() if a.since_s < oldest_s and not a.handed_over]:
             self._withdraw(attempt)
-            self.log.add("fail", now_s, attempt.number)
-            self._end(attempt.record, "failed", "deadline")
-        for number, request, record in self._take_parked():
-            if self._late(record, now_s):
-                self.log.add("fail", now_s, number)
-                self._end(record, "failed", "deadline")
+            self._end(attempt.number, attempt.record, "failed", "deadline")
+        for parked in self._take_parked():
+            if parked.since_s < oldest_s:
+                self._end(parked.number, parked.record, "failed", "deadline")
             else:
-                self.parked.append((number, request, record))
-
-    def _late(self, record: RequestRecord, now_s: float) -> bool:
-        return record.ttft_s is None and now_s - record.request.arrival_s > self.config.deadline_s
+                self.parked.append(parked)
 
     def _withdraw(self, attempt: Attempt) -> None:
         self._leave(attempt)
@@ -271,11 +279,11 @@ class _Engine:
         self.control.settle(attempt.prefill)
         self.control.settle(attempt.decode)
 
-    def _take_parked(self) -> list[tuple[int, Request, RequestRecord]]:
+    def _take_parked(self) -> list[Parked]:
         parked, self.parked = self.parked, []
         return parked
 
     def unpark(self) -> None:
         """A worker is active again: place what waited for one."""
-        for number, request, record in self._take_parked():
-            self._place(number, request, record)
+        for parked in self._take_parked():
+            self._place(parked)

@@ -1,8 +1,9 @@
 """One direction of the inter-cluster link as a fluid: flows share it max-min fairly, each under a cap of its own.
 
 Knows nothing of packets or requests. A flow's cap is how fast its bytes come into being (layers leave as they are
-computed); once they all exist the cap is lifted, and only then does a delayed flow catch up. At each change the residual bits of every flow are brought up to date
-and rates are shared anew, so capacity may change, or fail, under running flows. Section 3.3 of the paper.
+computed); once they all exist the cap is lifted, and only then does a delayed flow catch up. At each change the
+residual bits of every flow are brought up to date and rates are shared anew, so capacity may change, or fail, under
+running flows. Section 3.3 of the paper.
 """
 
 from math import inf

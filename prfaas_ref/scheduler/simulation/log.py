@@ -8,8 +8,8 @@ import struct
 from typing import NamedTuple
 
 KINDS = (
-    "arrive", "route", "prefill start", "prefill end", "transfer end", "decode start", "complete", "reject", "fail",
-    "retry", "down", "up", "drain", "convert", "link", "threshold",
+    "arrive", "route", "prefill start", "prefill end", "transfer end", "decode start",
+    "completed", "rejected", "failed", "retry", "down", "up", "drain", "convert", "link", "threshold",
 )  # fmt: skip
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _ENTRY = struct.Struct("<Bdqi")

@@ -67,6 +67,13 @@ class Roster:
         """PD workers that are active in a role."""
         return len(self.fleet.decode if role == "decode" else self.fleet.prefill["pd"])
 
+    def queue_depths(self) -> dict[str, int]:
+        """Requests that wait, by stage: `prfaas` and `pd` prefill, and `decode`. Draining workers count too."""
+        depths = {"prfaas": 0, "pd": 0, "decode": 0}
+        for worker in self.workers:
+            depths["decode" if worker.role == "decode" else worker.cluster] += len(worker.queue)
+        return depths
+
     @property
     def someone_may_return(self) -> bool:
         return any(worker.phase != "active" for worker in self.workers)

@@ -1,7 +1,7 @@
 """Transfers between the clusters in the simulator: flows on two fluid links, and the events that end them.
 
-Knows nothing of prefill or decode. A flow that ends is applied at the receiver half a round trip later; only then is the
-attempt handed on.
+Knows nothing of prefill or decode. A flow that ends is applied at the receiver half a round trip later; only then is
+the attempt handed on.
 """
 
 from collections.abc import Callable
