@@ -49,10 +49,9 @@ class Corrupt(TransportError):
 
 
 class Incomplete(TransportError):
-    """DONE was said, and parts of the manifest never came."""
+    """DONE was said, parts of the manifest never came, and asking for them again did not help."""
 
     code = "incomplete"
-    resumable = True
 
 
 class DeadlineExceeded(TransportError):

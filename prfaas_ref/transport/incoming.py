@@ -55,7 +55,9 @@ class Incoming:
         self.images: list[Image] = []
         self._heads: list[bytearray] = []
         self.landing: dict[tuple[int, int], Line] = {}  # chunks whose pages are lent to a connection
-        self.damaged: dict[tuple[int, int], int] = {}
+        self.asked_again: dict[tuple[int, int], int] = {}
+        self.fenced: set[int] = set()  # stripes that have nothing more on their way
+        self.due_again: set[tuple[int, int]] = set()  # came damaged since the last fence: they come behind it
         self.claimed: dict[int, str] = {}
         self.root = ""
 
@@ -85,6 +87,9 @@ class Incoming:
 
     def holes(self) -> int:
         return sum(ledger.missing for ledger in self.ledgers)
+
+    def missing(self) -> list[tuple[int, int]]:
+        return [(i, c) for i, ledger in enumerate(self.ledgers) for c, d in enumerate(ledger.digests) if d is None]
 
     def prove(self, fingerprint: str) -> None:
         """Everything is in: is it what the sender says it sent? Raises Corrupt where the two differ."""

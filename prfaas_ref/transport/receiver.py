@@ -5,7 +5,7 @@ Bytes and time in, answers and events out. The driver calls the user's handler f
 """
 
 from prfaas_ref.transport.connection import Connection, Terms
-from prfaas_ref.transport.errors import Aborted, Busy, Corrupt, ProtocolError, TransportError
+from prfaas_ref.transport.errors import Aborted, Busy, Corrupt, Incomplete, ProtocolError, TransportError
 from prfaas_ref.transport.frames import FrameType, Header
 from prfaas_ref.transport.incoming import Incoming
 from prfaas_ref.transport.messages import Abort, LayerEnd, Nothing, Offer, Retry, Root, decode
@@ -114,7 +114,7 @@ class Receiver:
             raise Corrupt(f"{header.type.name} fails its checksum")
         if header.type is FrameType.PING:
             line.report()
-            return []
+            return self._fenced(session, connection.stripe) if session.state is R.COVERING else []
         if connection.stripe:
             raise ProtocolError(f"{header.type.name} on stripe {connection.stripe}; it belongs on stripe 0")
         if header.type is FrameType.OFFER:
@@ -158,7 +158,8 @@ class Receiver:
         if stale:
             return events
         if not frame.intact:
-            return self._damaged(incoming, pair)
+            incoming.due_again.add(pair)
+            return self._ask_again(incoming, pair, Corrupt)
         incoming.ledgers[pair[0]].settle(pair[1], frame.header.payload_check)
         incoming.received_bytes += frame.header.length
         line.unreported.append(pair)
@@ -168,11 +169,22 @@ class Receiver:
             line.report()
         return self.transfers.complete(incoming) if covering else []
 
-    def _damaged(self, incoming: Incoming, pair: tuple[int, int]) -> list[Event]:
-        times = incoming.damaged[pair] = incoming.damaged.get(pair, 0) + 1
+    def _fenced(self, session: Session, stripe: int) -> list[Event]:
+        """A PING after DONE: this stripe has nothing more to bring. When none has, what is missing was lost."""
+        incoming = session.incoming
+        assert incoming is not None
+        incoming.fenced.add(stripe)
+        if len(incoming.fenced) < len(session.lines) or incoming.landing:
+            return []
+        lost = [pair for pair in incoming.missing() if pair not in incoming.due_again]
+        incoming.fenced.clear()
+        incoming.due_again.clear()
+        return [event for pair in lost for event in self._ask_again(incoming, pair, Incomplete)]
+
+    def _ask_again(self, incoming: Incoming, pair: tuple[int, int], fault: type[TransportError]) -> list[Event]:
+        times = incoming.asked_again[pair] = incoming.asked_again.get(pair, 0) + 1
         if times > self.limits.chunk_retries:
-            damaged = Corrupt(f"chunk {pair[1]} of layer {pair[0]} came damaged {times} times")
-            return self.transfers.fail(incoming, damaged)
+            return self.transfers.fail(incoming, fault(f"chunk {pair[1]} of layer {pair[0]} failed {times} times"))
         assert incoming.session is not None
         incoming.session.say(FrameType.RETRY, Retry(*pair))
         return []

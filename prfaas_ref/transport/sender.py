@@ -131,7 +131,7 @@ class Sender:
         self.error = error
 
     def _conclude(self, *layers: int) -> None:
-        """LAYER_END for those of these layers that are whole, then DONE if all are."""
+        """LAYER_END for those of these layers that are whole; DONE if all are, and a PING behind it on each stripe."""
         outgoing = self.outgoing
         assert outgoing is not None
         for layer in layers:
@@ -141,6 +141,9 @@ class Sender:
         if self.state is S.SENDING and outgoing.all_sealed:
             self.state = S.FINISHING
             self._control(FrameType.DONE, Root(outgoing.root()))
+        if self.state is S.FINISHING and outgoing.all_sealed:
+            for connection in self.connections:  # behind the last chunk of each stripe: what has not come is lost
+                self.ping(connection)
 
     def _control(self, kind: FrameType, message: Message) -> None:
         self.connections[0].send(kind, message, self._transfer, self._attempt)
