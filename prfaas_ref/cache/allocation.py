@@ -1,10 +1,14 @@
 """What a request holds of the cache. Everything here is the index's to change and anyone's to read."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from prfaas_ref.cache.entries import PrefixBlock, Root, Snapshot
 from prfaas_ref.cache.eviction import Account
 from prfaas_ref.cache.keys import Namespace, TokenBlocks
+
+if TYPE_CHECKING:
+    from prfaas_ref.cache.transfer import Transfer
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +34,13 @@ class Allocation:
     reserved: "list[Checkpoint]" = field(default_factory=list)
     publishes: bool = True  # False once the weights have changed: the rest stays private
     writers: int = 0  # receives in flight: someone outside may still write to the private blocks
+    stream: "Transfer | None" = None  # a send in flight that reads these blocks where they lie
     freed: bool = False
+
+    @property
+    def has_movers(self) -> bool:
+        """Whether a transfer still reads or writes these blocks: they outlive the request then."""
+        return bool(self.writers) or self.stream is not None
 
     @property
     def num_tokens(self) -> int:

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Mapping
 
 from prfaas_ref.cache.allocation import Allocation, Checkpoint, PrefixMatch
 from prfaas_ref.cache.entries import PrefixBlock, Snapshot
-from prfaas_ref.cache.eviction import Score, recency
+from prfaas_ref.cache.eviction import FlopAware, Score, recency
 from prfaas_ref.cache.invariants import check_invariants
 from prfaas_ref.cache.keys import Namespace, TokenBlocks, as_u32
 from prfaas_ref.cache.transfer import Transfer, TransferLedger
 from prfaas_ref.cache.tree import CacheListener, CacheTree, OutOfBlocks
 
-__all__ = ["HybridCacheIndex", "OutOfBlocks"]
+__all__ = ["FlopAware", "HybridCacheIndex", "Namespace", "OutOfBlocks", "recency"]
 
 
 class HybridCacheIndex:
@@ -166,23 +166,28 @@ class HybridCacheIndex:
         return adopted
 
     def _adopt(self, alloc: Allocation, position: int, block: PrefixBlock) -> None:
-        """Use the block that another request published first. Ours goes back; the pin moves on as in `add_block`."""
+        """Use the block that another request published first. Ours goes back, once no stream reads it; the pin moves on
+        as in `add_block`.
+        """
         alloc.account.pin(block)
         alloc.account.unpin(alloc.deepest, None)
-        self.tree.give_back(alloc.account, (alloc.block_table[position],))
+        if alloc.stream:
+            alloc.stream.tail_blocks += (alloc.block_table[position],)
+        else:
+            self.tree.give_back(alloc.account, (alloc.block_table[position],))
         alloc.block_table[position] = block.block_id
 
     def free(self, alloc: Allocation) -> None:
         """The request ends: what it published stays cached, the rest is free. A second call raises ValueError.
 
-        Blocks that a transfer may still write to are kept until it settles.
+        Blocks that a transfer still reads or writes are kept until it is over.
         """
         self._check_open(alloc)
         alloc.freed = True
         for ticket in alloc.reserved:
             self.tree.give_back(alloc.account, ticket.block_ids)
         alloc.reserved.clear()
-        if not alloc.writers:
+        if not alloc.has_movers:
             self._release(alloc)
 
     # ---- transfers (what ends them is in `transfers`)
@@ -192,6 +197,10 @@ class HybridCacheIndex:
     ) -> Transfer:
         """Send the first `num_tokens` tokens of `alloc` and so many blocks of live state: see TransferLedger.send."""
         return self.transfers.send(alloc, num_tokens, live_blocks, lease_end_s)
+
+    def begin_stream(self, alloc: Allocation, live_blocks: int, lease_end_s: float = math.inf) -> Transfer:
+        """Send `alloc` where it lies, from before its KV is written: see TransferLedger.stream."""
+        return self.transfers.stream(alloc, live_blocks, lease_end_s)
 
     def open_receive(
         self,

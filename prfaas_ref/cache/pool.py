@@ -74,6 +74,16 @@ class HybridCachePool:
         self.blocks.write(transfer.live_blocks, live_state)
         return transfer
 
+    def begin_stream(self, alloc: Allocation, live_state_bytes: int, lease_end_s: float = math.inf) -> Transfer:
+        """`index.begin_stream`; the caller fills the live state through `write_live`, layer by layer."""
+        return self.index.begin_stream(alloc, self.blocks.blocks_for(live_state_bytes), lease_end_s)
+
+    def write_live(self, transfer: Transfer, start: int, data: torch.Tensor) -> None:
+        """Put bytes `data` (uint8) at `start` of a transfer's live state."""
+        for view in self.blocks.segments(transfer.live_blocks, start, start + data.numel()):
+            view[:] = data[: len(view)].numpy().data
+            data = data[len(view) :]
+
     def open_receive(
         self,
         namespace: Namespace,

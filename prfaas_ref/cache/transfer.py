@@ -39,7 +39,8 @@ class Transfer:
     """One hand-off at one of its ends.
 
     kv_blocks: published blocks, pinned and only read. tail_blocks: copies (at the sender) of the unpublished rest of
-    the KV. live_blocks: the live state. alloc: at the receiver, the request whose blocks the pages land in.
+    the KV; for a stream, blocks that its request has given up. live_blocks: the live state. alloc: the request whose own
+    blocks the pages land in (a receive) or are read from (a stream).
     """
 
     account: Account
@@ -96,6 +97,20 @@ class TransferLedger:
         self.in_flight.add(transfer)
         return transfer
 
+    def stream(self, alloc: Allocation, live_blocks: int, lease_end_s: float) -> Transfer:
+        """Send a request's blocks where they lie, while it still computes them, and so many blocks of live state.
+
+        Layer-wise pipelining: nothing is committed yet, so nothing is pinned apart from the request. It may commit (own
+        copies that it gives up then stay until the end) and be freed while this goes on. Raises OutOfBlocks, and
+        ValueError for a request that was freed or streams already.
+        """
+        if alloc.freed or alloc.stream:
+            raise ValueError("one stream of an open request at a time")
+        live = self.tree.take(alloc.account, live_blocks)
+        alloc.stream = Transfer(alloc.account, alloc.root, None, (), (), tuple(live), alloc, lease_end_s)
+        self.in_flight.add(alloc.stream)
+        return alloc.stream
+
     def receive(self, alloc: Allocation, live_blocks: list[int], lease_end_s: float) -> Transfer:
         """Pages will land in the private blocks of `alloc` and live state in `live_blocks`, both taken already."""
         kv = tuple(alloc.block_table[: len(alloc.path)])
@@ -142,7 +157,10 @@ class TransferLedger:
         self.tree.give_back(transfer.account, transfer.own_blocks)
         if transfer.pinned:
             self.tree.unpin(transfer.account, transfer.pinned, transfer.root)
-        if transfer.alloc:
-            transfer.alloc.writers -= 1
-            if transfer.alloc.freed and not transfer.alloc.writers:
-                self.release(transfer.alloc)
+        if alloc := transfer.alloc:
+            if alloc.stream is transfer:
+                alloc.stream = None
+            else:
+                alloc.writers -= 1
+            if alloc.freed and not alloc.has_movers:
+                self.release(alloc)
