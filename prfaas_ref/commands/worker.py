@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rtt-ms", type=not_negative(float), default=0.0, metavar="MS", help="and of this round-trip time (0)"
     )
+    parser.add_argument(
+        "--stripes", type=positive(int), default=2, metavar="N", help="connections of a hand-off that it sends (2)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,8 +40,6 @@ def run(args: argparse.Namespace) -> int:
     from prfaas_ref.serving.worker import WorkerOptions, run_worker
 
     name = args.name or f"{args.cluster}-{args.role}"
-    model = (args.model, args.dtype, args.seed)
-    run_worker(
-        WorkerOptions(name, args.cluster, args.role, *model, args.port, args.cache_mb, args.link_mbps, args.rtt_ms)
-    )
+    model, sending = (args.model, args.dtype, args.seed), (args.link_mbps, args.rtt_ms, args.stripes)
+    run_worker(WorkerOptions(name, args.cluster, args.role, *model, args.port, args.cache_mb, *sending))
     return 0

@@ -9,6 +9,7 @@ while a step runs.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,11 +29,9 @@ from prfaas_ref.serving.state_bytes import StateBytes
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A prompt, computed: its blocks, the state after it, the logits after its last token, and the token they give."""
+    """A prompt, computed: how much of it was cached, the logits after its last token, and the token they give."""
 
-    alloc: Allocation
     cached_tokens: int
-    state: HybridState
     logits: Tensor
     token: int
 
@@ -59,8 +58,10 @@ class Engine:
         with self.lock:
             return self.pool.index.match_prefix(self.namespace, tokens)
 
-    def begin(self, tokens: list[int], extra_tokens: int) -> tuple[Allocation, HybridState]:
-        """Hold the prompt's cached prefix and room for the rest; the state to go on from. Raises OutOfBlocks."""
+    def begin(self, tokens: list[int], extra_tokens: int = 0) -> tuple[Allocation, HybridState]:
+        """Hold the prompt's longest cached prefix and room for the rest and for `extra_tokens` more; the state to go on
+        from. The caller frees the allocation. Raises OutOfBlocks.
+        """
         with self.lock:
             alloc = self.pool.allocate(self.namespace, tokens, extra_tokens)
             cached = self.pool.restore(alloc)
@@ -68,34 +69,36 @@ class Engine:
         state.positions, state.tables = [alloc.cached_tokens], [alloc.block_table]
         return alloc, state
 
-    def prefill(self, tokens: list[int], extra_tokens: int = 0) -> Prefilled:
-        """Compute a prompt from its longest cached prefix on, and publish it. The caller frees the allocation, which
-        has room for `extra_tokens` more.
+    def prefill(
+        self,
+        tokens: list[int],
+        alloc: Allocation,
+        state: HybridState,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> Prefilled:
+        """Compute the rest of a prompt that `begin` has opened, and publish it.
 
         Snapshots are kept at the deepest block end that a repeat of the prompt can start from, and where the cache's KV
-        reached deeper than its states did: there other prompts branched off, and others will. Raises OutOfBlocks,
-        FloatingPointError when the logits are not finite; then nothing is published.
+        reached deeper than its states did: there other prompts branched off, and others will. on_layer(i) is called
+        when layer i is final, with later ones still to come. Raises FloatingPointError when the logits are not finite;
+        then nothing is published.
         """
-        alloc, state = self.begin(tokens, extra_tokens)
-        try:
-            block = self.model.config.grid.block
-            keep = {(len(tokens) - 1) // block * block, alloc.branch_tokens} - {0, alloc.cached_tokens}
-            parts: dict[int, list[Tensor]] = {position: [] for position in keep}
+        block, n_tokens = self.model.config.grid.block, len(tokens)
+        keep = {(n_tokens - 1) // block * block, alloc.branch_tokens} - {0, alloc.cached_tokens}
+        parts: dict[int, list[Tensor]] = {position: [] for position in keep}
 
-            def on_cell(layer: int, position: int) -> None:
-                if position in parts and layer in state.layers:
-                    parts[position].append(self.snapshot.pack(layer, state.layers[layer]))
+        def on_cell(layer: int, position: int) -> None:
+            if position in parts and layer in state.layers:
+                parts[position].append(self.snapshot.pack(layer, state.layers[layer]))
+            if position == n_tokens and on_layer:
+                on_layer(layer)
 
-            cuts = [*keep, *range(0, len(tokens), PIECE)]
-            with torch.inference_mode():
-                new = tokens[alloc.cached_tokens :]
-                logits = prefill(self.model, new, state, self.pool.blocks.pages, cuts=cuts, on_cell=on_cell)
-            token = greedy(logits)
-            self.publish(alloc, len(tokens), {p: torch.cat(layers) for p, layers in parts.items()})
-            return Prefilled(alloc, alloc.cached_tokens, state, logits, token)
-        except BaseException:
-            self.free(alloc)
-            raise
+        cuts, new = [*keep, *range(0, n_tokens, PIECE)], tokens[alloc.cached_tokens :]
+        with torch.inference_mode():
+            logits = prefill(self.model, new, state, self.pool.blocks.pages, cuts=cuts, on_cell=on_cell)
+        token = greedy(logits)
+        self.publish(alloc, n_tokens, {p: torch.cat(layers) for p, layers in parts.items()})
+        return Prefilled(alloc.cached_tokens, logits, token)
 
     def publish(self, alloc: Allocation, n_tokens: int, snapshots: dict[int, Tensor]) -> None:
         """The first n_tokens are written: publish their full blocks, and states by the position they are of."""

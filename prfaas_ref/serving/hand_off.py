@@ -4,20 +4,20 @@ Both ends derive the same manifest from their own config. A full-attention layer
 which only those travel that the receiver does not hold; a KDA layer ships its whole state.
 """
 
-import torch
-from torch import Tensor
-
 from prfaas_ref.cache.transfer import Transfer
-from prfaas_ref.model.state import HybridState
+from prfaas_ref.model.config import GQA, MLA
 from prfaas_ref.serving.engine import Engine
 from prfaas_ref.serving.state_bytes import StateBytes
 from prfaas_ref.transport.manifest import LayerSpec, Manifest, TensorSpec
 
 SAFETENSORS_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
 LAYOUTS = {
-    "S": "head,key,value", "window": "age,channel", "X": "head,row,key", "UW": "head,row,value+key", "Vn":
-    "head,row,value", "k": "head,row,key", "a": "head,row,key", "D": "head,row,key", "P": "head,key", "W": "head,key",
+    "S": "head,key,value", "window": "age,channel",
+    "X": "head,row,key", "UW": "head,row,value+key", "P": "head,key",
+    "k": "head,row,key", "v": "head,row,value", "kv": "slot,key+value",
 }  # fmt: skip
+PAGE_LAYOUTS = {MLA: "token,latent+shared_key", GQA: "token,key+value"}
+"""The order of each tensor's bytes, by its name (model.kinds) or layer kind: a peer with another is refused by name."""
 
 
 def manifest(engine: Engine, n_tokens: int) -> Manifest:
@@ -28,7 +28,8 @@ def manifest(engine: Engine, n_tokens: int) -> Manifest:
     for i, tensors in enumerate(state.layers):
         if i in config.full_layers:
             shape = (n_tokens, config.page_width)
-            specs = [TensorSpec("pages", SAFETENSORS_DTYPE[dtype], shape, "token,latent+rope", per_token=True)]
+            layout = PAGE_LAYOUTS[config.layer_kinds[i]]
+            specs = [TensorSpec("pages", SAFETENSORS_DTYPE[dtype], shape, layout, per_token=True)]
         else:
             specs = [TensorSpec(t.name, SAFETENSORS_DTYPE[t.dtype], t.shape, LAYOUTS[t.name]) for t in tensors]
         layers.append(LayerSpec(tuple(specs)))
@@ -47,9 +48,3 @@ def layer_views(
         return engine.pool.page_views(transfer, index, have_tokens, n_tokens, now_s)
     state = StateBytes.after(n_tokens, config, engine.model.dtype)
     return engine.pool.live_views(transfer, state.offsets[layer], state.offsets[layer + 1], now_s)
-
-
-def pack_live(engine: Engine, state: HybridState) -> Tensor:
-    """All layers' live state of one request, as bytes."""
-    layout = StateBytes.after(state.positions[0], engine.model.config, engine.model.dtype)
-    return torch.cat([layout.pack(layer, memory) for layer, memory in state.layers.items()])

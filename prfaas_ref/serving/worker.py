@@ -19,15 +19,17 @@ from prfaas_ref.serving.control import LOOPBACK, ControlPort, Message
 from prfaas_ref.serving.decode_role import DecodeRole
 from prfaas_ref.serving.engine import Engine
 from prfaas_ref.serving.prefill_role import PrefillRole
-from prfaas_ref.transport.checks import Check
+from prfaas_ref.transport.checks import supported
+from prfaas_ref.transport.client import Options
 from prfaas_ref.transport.connection import Terms
 from prfaas_ref.transport.identity import Identity
 from prfaas_ref.transport.limits import Limits
 from prfaas_ref.transport.link import EmulatedLink
 from prfaas_ref.transport.server import Server
-from prfaas_ref.units import MIB, mbps
+from prfaas_ref.units import KIB, MIB, mbps
 
 FRONT_END_S, POLL_S = 120.0, 0.2
+CHUNK_BYTES = 128 * KIB  # small beside a toy's layer, so that layers overlap on the wire
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class WorkerOptions:
     cache_mb: float
     link_mbps: float | None
     rtt_ms: float
+    stripes: int
 
 
 class Role(Protocol):
@@ -69,7 +72,7 @@ def run_worker(options: WorkerOptions) -> None:
     print_of = fingerprint(model)
     engine = Engine(model, print_of.digest, int(options.cache_mb * MIB))
     identity = Identity(secrets.token_hex(8), print_of.layout, print_of.numeric)
-    terms = Terms(identity, Limits(), (Check.CRC32,))
+    terms = Terms(identity, Limits(), supported())
     with ExitStack() as stack:
         control = ControlPort(options.port)
         stack.callback(control.close)
@@ -80,7 +83,8 @@ def run_worker(options: WorkerOptions) -> None:
             data_port = stack.enter_context(Server(terms, role, LOOPBACK)).address[1]
         else:
             rate = None if options.link_mbps is None else mbps(options.link_mbps)
-            role = PrefillRole(engine, control, terms, EmulatedLink(rate, options.rtt_ms / 1000))
+            sending = Options(options.stripes, CHUNK_BYTES)
+            role = PrefillRole(engine, control, terms, sending, EmulatedLink(rate, options.rtt_ms / 1000))
             stack.callback(role.close)
         hello = {
             "name": options.name,

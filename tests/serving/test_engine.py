@@ -40,10 +40,11 @@ class Client:
 
     def submit(self, key: str, prompt: list[int], max_tokens: int) -> int:
         """Prefill and join; returns the cached tokens."""
-        done = self.engine.prefill(prompt, extra_tokens=max_tokens)
+        alloc, state = self.engine.begin(prompt, extra_tokens=max_tokens)
+        done = self.engine.prefill(prompt, alloc, state)
         self.tokens[key], self.digests[key] = [], hashlib.sha256()
         self._take(key, done.token, done.logits)
-        self.batch.join(Running(key, done.alloc, done.token, max_tokens - 1), done.state)
+        self.batch.join(Running(key, alloc, done.token, max_tokens - 1), state)
         return done.cached_tokens
 
     def step(self) -> None:
@@ -137,6 +138,6 @@ def test_one_request_turning_non_finite_fails_alone_and_publishes_nothing(engine
 def test_a_prompt_that_does_not_fit_is_refused_and_changes_nothing(model: HybridModel) -> None:
     engine = Engine(model, "f" * 64, 2 * MIB)
     with pytest.raises(OutOfBlocks):
-        engine.prefill(text(1, 64 * 300))
+        engine.begin(text(1, 64 * 300))
     assert drained(engine)
     assert Client(engine).submit("small", text(1, 65), 1) == 0
