@@ -8,6 +8,7 @@ receiver; then the drivers: client, transfer, stripes, server.
 
 from prfaas_ref.transport.checks import Check, supported
 from prfaas_ref.transport.client import Client, Options
+from prfaas_ref.transport.congestion import LinkReport
 from prfaas_ref.transport.connection import Terms
 from prfaas_ref.transport.identity import Identity
 from prfaas_ref.transport.incoming import Destination, Incoming
@@ -27,6 +28,7 @@ __all__ = [
     "Incoming",
     "LayerSpec",
     "Limits",
+    "LinkReport",
     "Manifest",
     "Options",
     "Report",

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from prfaas_ref.transport.congestion import LinkReport
 from prfaas_ref.transport.connection import Terms
 from prfaas_ref.transport.errors import DeadlineExceeded, TransportError
 from prfaas_ref.transport.link import EmulatedLink
@@ -41,6 +42,7 @@ class Client:
         self.link, self.tls, self.clock = link or EmulatedLink(), tls, clock
         self.changed = threading.Condition()
         self.session: Stripes | None = None
+        self.link_report: LinkReport | None = None  # the latest sample, every 100 ms of a transfer
 
     def __enter__(self) -> "Client":
         return self

@@ -10,6 +10,7 @@ from prfaas_ref.transport.ledger import Ledger, root_digest
 from prfaas_ref.transport.manifest import Manifest
 from prfaas_ref.transport.messages import Offer
 from prfaas_ref.transport.transitions import R
+from prfaas_ref.units import BITS_PER_BYTE
 
 if TYPE_CHECKING:
     from prfaas_ref.transport.session import Line, Session
@@ -38,7 +39,8 @@ class Incoming:
         self.n_tokens, self.available_from = manifest.n_tokens, offer.available_from
         self.peer_epoch, self.exact = peer_epoch, exact
         self.deadline = deadline  # on the receiver's clock
-        self.received_bytes = 0  # of intact chunks
+        self.received_bytes = self.first_chunk_bytes = 0  # of intact chunks
+        self.first_chunk_at = self.last_chunk_at = 0.0
 
         self.offer = offer
         self.state: R = R.OFFERED
@@ -80,6 +82,19 @@ class Incoming:
             self.ledgers.append(Ledger(image.n_bytes, self.offer.chunk_bytes))
         self.increment, self.have_tokens = increment, destination.have_tokens
         self.reserved_bytes = increment.n_bytes
+
+    def count(self, n_bytes: int, now: float) -> None:
+        """An intact chunk is in place."""
+        if not self.received_bytes:
+            self.first_chunk_bytes, self.first_chunk_at = n_bytes, now
+        self.received_bytes += n_bytes
+        self.last_chunk_at = now
+
+    @property
+    def bits_per_s(self) -> float | None:
+        """The rate at which it came, from its first chunk to its last; None when it came in one."""
+        elapsed_s = self.last_chunk_at - self.first_chunk_at
+        return (self.received_bytes - self.first_chunk_bytes) * BITS_PER_BYTE / elapsed_s if elapsed_s > 0 else None
 
     def settled(self) -> list[tuple[int, int]]:
         """The chunks that need not be sent again."""

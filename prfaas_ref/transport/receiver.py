@@ -104,7 +104,7 @@ class Receiver:
         """A whole frame came in. Raises when the connection is no good; send the peer ERROR and call `lose` then."""
         header, connection, session = frame.header, line.connection, line.session
         if header.type is FrameType.DATA:
-            return self._landed(line, frame)
+            return self._landed(line, frame, now)
         if session is None or header.type is FrameType.ERROR:
             connection.receive(frame)
             if connection.ready:
@@ -148,7 +148,7 @@ class Receiver:
             return self.transfers.complete(incoming)
         return self.transfers.pages_returned(incoming) if state is R.QUARANTINE else []
 
-    def _landed(self, line: Line, frame: Frame) -> list[Event]:
+    def _landed(self, line: Line, frame: Frame, now: float) -> list[Event]:
         """A whole DATA frame is in place (or in no place, when it came late)."""
         if line.lent is None:
             return []
@@ -161,7 +161,7 @@ class Receiver:
             incoming.due_again.add(pair)
             return self._ask_again(incoming, pair, Corrupt)
         incoming.ledgers[pair[0]].settle(pair[1], frame.header.payload_check)
-        incoming.received_bytes += frame.header.length
+        incoming.count(frame.header.length, now)
         line.unreported.append(pair)
         line.unreported_bytes += frame.header.length
         covering = incoming.state is R.COVERING

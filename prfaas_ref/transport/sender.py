@@ -54,7 +54,7 @@ class Sender:
         self._transfer = self._attempt = 0
         self.in_flight_bytes = self._credit_bytes = 0
         self._layers_ended: set[int] = set()
-        self.sent_bytes = self.retries = 0  # of DATA payloads, in this attempt
+        self.sent_bytes = self.confirmed_bytes = self.retries = 0  # of DATA payloads, in this attempt
 
     @property
     def peer_epoch(self) -> str:
@@ -78,7 +78,7 @@ class Sender:
         outgoing.peer_epoch = self.peer_epoch
         self.outgoing, self.state, self.error = outgoing, S.OFFERED, None
         self._transfer, self._attempt = self._transfer % 0xFFFF + 1, attempt
-        self.in_flight_bytes = self._credit_bytes = self.sent_bytes = self.retries = 0
+        self.in_flight_bytes = self._credit_bytes = self.sent_bytes = self.confirmed_bytes = self.retries = 0
         self._layers_ended.clear()
         self._control(FrameType.OFFER, outgoing.offer)
 
@@ -98,10 +98,14 @@ class Sender:
         if self.state not in (S.SENDING, S.FINISHING) or self.outgoing is None or self.lost:
             return None
         length = self.outgoing.next_length()
-        if not length or (self.in_flight_bytes and self.in_flight_bytes + length > self._credit_bytes):
+        if not length or self.out_of_credit(length):
             return None
         self.in_flight_bytes += length
         return Parcel(self.outgoing.take(), self._transfer, self._attempt)
+
+    def out_of_credit(self, length: int) -> bool:
+        """A chunk of this length has to wait for the receiver's PROGRESS."""
+        return self.in_flight_bytes > 0 and self.in_flight_bytes + length > self._credit_bytes
 
     def seal(self, parcel: Parcel) -> tuple[bytes, int]:
         """A chunk's header and digest. Reads the chunk's bytes and changes nothing: run it outside any lock."""
@@ -176,7 +180,9 @@ class Sender:
                 self._accepted(outgoing, decode(Accept, payload))
             elif kind is FrameType.PROGRESS:
                 pairs = from_spans(decode(Progress, payload).chunks, outgoing.ledgers)
-                self.in_flight_bytes -= sum(outgoing.confirm(pairs))
+                confirmed = sum(outgoing.confirm(pairs))
+                self.in_flight_bytes -= confirmed
+                self.confirmed_bytes += confirmed
             elif kind is FrameType.RETRY:
                 self._retry(outgoing, decode(Retry, payload))
             elif kind in (FrameType.REJECT, FrameType.ERROR):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from prfaas_ref.transport.congestion import Sample, tcp_info
 from prfaas_ref.transport.connection import Connection, Terms
 from prfaas_ref.transport.errors import PeerGone, TransportError
 from prfaas_ref.transport.frames import Header
@@ -70,6 +71,16 @@ class Stripes:
             self._changed.notify_all()
         for stream in self._streams:
             stream.shut()
+
+    def sample(self) -> Sample:
+        """For the LinkReport. Call it under the condition."""
+        core, now = self.core, self._clock()
+        queued = core.outgoing.queued_bytes if core.outgoing else 0
+        waiting = core.outgoing.next_length() if core.outgoing else 0
+        return Sample(
+            now, core.confirmed_bytes, queued, core.in_flight_bytes, self._link.free_at > now,
+            waiting > 0 and core.out_of_credit(waiting), tuple(tcp_info(stream.socket) for stream in self._streams),
+        )  # fmt: skip
 
     def join(self) -> None:
         for thread in self._threads:

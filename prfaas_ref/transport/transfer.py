@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from prfaas_ref.transport.congestion import SAMPLE_S, link_report
 from prfaas_ref.transport.errors import Aborted, DeadlineExceeded, TransportError
 from prfaas_ref.transport.manifest import Manifest
 from prfaas_ref.transport.outgoing import Outgoing
@@ -166,7 +167,7 @@ class Transfer:
         attempt, options = 0, self._client.options
         while True:
             with self._changed:
-                self._sleep_until(self._deadline, lambda: self._over() or self._core.lost is not None)
+                self._watch()
                 if self._over():
                     return None
                 attempt += 1
@@ -179,6 +180,16 @@ class Transfer:
             except TransportError as error:
                 if not error.resumable:
                     return self._fail(error)
+
+    def _watch(self) -> None:
+        """Until it is over, its session is lost or its deadline has come: how does the link fare?"""
+        before = self._session and self._session.sample()
+        while not self._over() and self._core.lost is None and self._clock() < self._deadline:
+            next_at = min(self._clock() + SAMPLE_S, self._deadline)
+            self._sleep_until(next_at, lambda: self._over() or self._core.lost is not None)
+            if before and self._session:
+                now = self._session.sample()
+                self._client.link_report, before = link_report(before, now), now
 
     def _sleep_until(self, when: float, done: Callable[[], bool]) -> None:
         while not done() and self._clock() < when:
