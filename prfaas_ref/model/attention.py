@@ -1,8 +1,8 @@
 """Softmax attention over pages of 64 tokens, for every kind that has keys and values: MLA, grouped queries, windows.
 
-Exact under any paging: a maximum has no order, so every score is taken against the row's true maximum; a page's part of a
-sum is one product of fixed shape; and the pages' parts are added left to right in the order of the tokens. A page that a
-query may not see adds exact zeros, which change no bit of a sum that starts from +0.
+Exact under any paging: a maximum has no order, so every score is taken against the row's true maximum; a page's part of
+a sum is one product of fixed shape; and the pages' parts are added left to right in the order of the tokens. A page
+that a query may not see adds exact zeros, which change no bit of a sum that starts from +0.
 
 Knows nothing of where keys and values come from. Letters: B requests, n queries, G key heads, h query heads to each of
 them, P pages, e and f the widths of keys and values.

@@ -11,6 +11,7 @@ from prfaas_ref.model.kinds import GQAShape, Grid, KDAShape, LayerKind, Lightnin
 KDA, MLA, GQA, SLIDING, LIGHTNING = "kda", "mla", "gqa", "sliding", "lightning"
 LAYER_KINDS = (KDA, MLA, GQA, SLIDING, LIGHTNING)
 FULL_KINDS = (MLA, GQA)
+SMALL_PRODUCT = 4096
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,24 @@ class HybridConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be a positive multiple of 16")
         if self.vocab_size < 1:
             raise ValueError(f"vocab_size is {self.vocab_size}; it must be positive")
+        for name, multiplications in self.smallest_products().items():
+            if multiplications <= SMALL_PRODUCT:
+                raise ValueError(
+                    f"{name} make a product of {multiplications} multiplications; up to {SMALL_PRODUCT}, bfloat16 has "
+                    "another kernel, which gives other bits: widen the layer, or raise grid.slab"
+                )
+
+    def smallest_products(self) -> dict[str, int]:
+        """The multiplications in the smallest product of each sort that the model computes in its own dtype."""
+        slab, page = self.grid.slab, 4 * self.grid.block
+        sizes = {"hidden_size and slab": slab * 64 * min(self.hidden_size, self.intermediate_size)}
+        if self.mla:
+            narrow = min(self.mla.qk_nope_head_dim, self.mla.v_head_dim)
+            sizes["mla.kv_lora_rank and head dims"] = slab * self.mla.kv_lora_rank * narrow
+            sizes["mla.kv_lora_rank and block"] = page * self.mla.kv_lora_rank
+        for shape in filter(None, (self.gqa, self.sliding)):
+            sizes["head_dim, v_head_dim and block"] = page * min(shape.head_dim, shape.v_head_dim)
+        return sizes
 
     @property
     def layers(self) -> tuple[LayerKind, ...]:

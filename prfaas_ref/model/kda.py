@@ -73,7 +73,7 @@ class KDA:
         return self.out(rearrange(o, "b n h v -> (b n) (h v)")).view(B, n, -1)
 
     def decay(self, f: Tensor) -> Tensor:
-        """a = exp(g), what one step leaves of each key channel, from the gate's input f [rows, H K], as [rows, H, K]."""
+        """a = exp(g) [rows, H, K], what one step leaves of each key channel, from the gate's input f [rows, H K]."""
         f = rearrange(f.float(), "m (h k) -> m h k", k=self.shape.key_dim) + self.dt_bias
         if self.shape.gate_lower_bound is None:
             return torch.exp(-self.speed * softplus(f))
@@ -119,7 +119,7 @@ class KDA:
 
 
 def tile_edges(start: int, end: int, C: int) -> list[int]:
-    """Positions from start to end at which to cut: the tile ends next to both, and every TILES_AT_ONCE tiles between."""
+    """Positions from start to end at which to cut: the outermost tile ends, and every TILES_AT_ONCE tiles between."""
     first, last = -(-start // C) * C, end // C * C
     inner = {*range(first, last, C * TILES_AT_ONCE), last}
     return [start, *sorted(t for t in inner if start < t < end), end]

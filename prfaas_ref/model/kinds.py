@@ -62,7 +62,7 @@ class LayerKind(Protocol):
 
 
 def sixteens(kind: object, *names: str) -> None:
-    """Raise ValueError unless the named fields are positive multiples of 16: other widths change bits with the row count."""
+    """Raise ValueError unless these fields are positive multiples of 16: others change bits with the row count."""
     for name in names:
         value = getattr(kind, name)
         if value is not None and (value <= 0 or value % 16):
@@ -146,7 +146,7 @@ class LightningShape:
 
 @dataclass(frozen=True)
 class MLAShape:
-    """Multi-head latent attention: per token one latent of kv_lora_rank and one key of qk_rope_head_dim for all heads."""
+    """Multi-head latent attention: per token one latent of kv_lora_rank and one key of qk_rope_head_dim for all."""
 
     num_heads: int
     kv_lora_rank: int

@@ -1,4 +1,4 @@
-"""Lightning attention: linear attention with a constant decay per head, no delta rule, no convolution (Ring-2.5's kind).
+"""Lightning attention: linear attention with a constant decay per head, no delta rule, no convolution (Ring-2.5).
 
     S_t = lambda S_{t-1} + k_t v_t^T        o_t = S_t^T q_t        lambda = exp(-2^(-8 h / H)), h = 1 .. H
 
@@ -7,8 +7,8 @@ By tiles, with the state S at the tile's start, i counted from 0 in the tile:
     o_i   = lambda^{i+1} q_i S + sum_{j<=i} lambda^{i-j} (q_i . k_j) v_j
     S_end = lambda^C S + sum_j lambda^{C-1-j} k_j v_j^T
 
-As in tile.py, row i needs the tile's rows <= i only, and decode computes the tile's next row. What a request remembers is S
-[B, H, K, V] at the last tile boundary and the open tile's rows k [B, H, C, K] and v [B, H, C, V], all float32.
+As in tile.py, row i needs the tile's rows <= i only, and decode computes the tile's next row. What a request remembers
+is S [B, H, K, V] at the last tile boundary and the open tile's rows k [B, H, C, K] and v [B, H, C, V], all float32.
 """
 
 from itertools import pairwise
@@ -85,7 +85,7 @@ class Lightning:
         return self.finish(q, state, decay, rearrange(self.from_start[:, at.row], "h b -> b h 1"), at.last)
 
     def finish(self, q: Tensor, state: LayerState, decay: Tensor, from_start: Tensor, last: list[int]) -> Tensor:
-        """Outputs of rows q [B, H, n, K] whose keys and values are in the tile; folds the tiles of the requests `last`."""
+        """Outputs of rows q [B, H, n, K] whose keys and values are in the tile; folds the tiles of requests `last`."""
         inside = bmm_rows(bmm_rows(q, state.k.transpose(-1, -2)) * decay, state.v)
         o = bmm_rows(q * from_start[..., None], state.S) + inside
         if last:

@@ -1,8 +1,8 @@
 """The border to published checkpoints: a kimi_linear `config.json` becomes a `HybridConfig`, and back.
 
 Reads the layout of the published repositories (`linear_attn_config`, layer lists 1-based) and the one that transformers
-writes (`layer_types`, `linear_head_dim`, ...). Our extensions of `linear_attn_config` are written only where they differ
-from what the family has: `value_head_dim` (K), `num_value_heads` (num_heads), `gate_lower_bound` (none).
+writes (`layer_types`, `linear_head_dim`, ...). Our extensions of `linear_attn_config` are written only where they
+differ from what the family has: `value_head_dim` (K), `num_value_heads` (num_heads), `gate_lower_bound` (none).
 """
 
 from typing import Any

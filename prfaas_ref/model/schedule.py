@@ -19,8 +19,8 @@ from prfaas_ref.model.tile import RowIndex
 class Schedule:
     """start: tokens already processed, per request. n: tokens to process. position: theirs, [B, n], int64.
 
-    tables: page ids [B, pages], int64; a shorter table is filled up with its own first page (masked, and finite whenever
-    the request is). row: where the first of the n tokens stands in its tile.
+    tables: page ids [B, pages], int64; a shorter table is filled up with its own first page (masked, and finite
+    whenever the request is). row: where the first of the n tokens stands in its tile.
     """
 
     start: tuple[int, ...]

@@ -1,8 +1,8 @@
 """Sliding-window attention: grouped queries that see the last `window` tokens, so that the cache has a fixed size.
 
-What a request remembers is `kv` [B, window, row_width]: the last `window` tokens' keys and values, the newest last, zeros
-before the first token. To compute, they are laid out on the same 64-token grid as pages are, whatever the position, so
-that a token meets its keys in the same products by prefill and by decode.
+What a request remembers is `kv` [B, window, row_width]: the last `window` tokens' keys and values, the newest last,
+zeros before the first token. To compute, they are laid out on the same 64-token grid as pages are, whatever the
+position, so that a token meets its keys in the same products by prefill and by decode.
 """
 
 import torch
@@ -32,7 +32,7 @@ class Sliding(GQA):
     def on_grid(self, rows: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
         """Rows [B, window + n, width], of which the last is the newest token's, as aligned pages [B, P, 64, width].
 
-        Returns the pages, zero where there is no row, and the position [B] of their first row (negative near the start).
+        Returns the pages, zero where there is no row, and the position [B] of their first row (negative at the start).
         """
         block, window = self.config.grid.block, self.shape.window
         offset = schedule.position[:, 0] % block  # of the first new token in its page

@@ -17,7 +17,7 @@ from prfaas_ref.model.kinds import Grid, LayerKind
 
 
 class LayerState(SimpleNamespace):
-    """One fixed-size layer's state for B requests: its kind's tensors (kinds.py), [B, ...] each, by their wire names."""
+    """One fixed-size layer's state for B requests: its kind's tensors (kinds.py), [B, ...] each, by wire names."""
 
     @classmethod
     def empty(cls, batch: int, kind: LayerKind, grid: Grid, dtype: torch.dtype, device: torch.device) -> "LayerState":
@@ -45,7 +45,7 @@ KDAState = LayerState
 
 @dataclass
 class HybridState:
-    """B requests: tokens each has processed, its page table, and the state of each fixed-size layer (by layer index)."""
+    """B requests: tokens each has processed, its page table, and the state of each fixed-size layer, by index."""
 
     positions: list[int]
     tables: list[list[int]]

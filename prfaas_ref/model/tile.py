@@ -47,7 +47,7 @@ class RowIndex:
 
 
 def fold(S: Tensor, X: Tensor, U: Tensor, W: Tensor, P: Tensor) -> Tensor:
-    """The state [.., K, V] at a tile's end from that at its start, and the complete rows of X, U and W; P [.., K, 1]."""
+    """The state [.., K, V] at a tile's end from that at its start and the complete X, U, W, and P [.., K, 1]."""
     return add_bmm_rows(P * S, X.transpose(-1, -2), U - bmm_rows(W, S))
 
 
@@ -56,9 +56,9 @@ def tile_rows(
 ) -> tuple[Tensor, Tensor]:
     """Prefill: rows first, first + 1, ... of N consecutive tiles of one request; an unfinished tile comes alone.
 
-    q, k, a: [N, H, n, K], v: [N, H, n, V], beta: [N, H, n]. S [H, K, V]: the state at the first tile's start. tile: X, UW
-    and P of the N tiles after the rows before `first`; advanced in place. Returns the outputs [N, H, n, V] and S at the
-    last tile boundary.
+    q, k, a: [N, H, n, K], v: [N, H, n, V], beta: [N, H, n]. S [H, K, V]: the state at the first tile's start. tile: X,
+    UW and P of the N tiles after the rows before `first`; advanced in place. Returns the outputs [N, H, n, V] and S at
+    the last tile boundary.
     """
     (N, H, n, K), V = q.shape, v.shape[-1]
     P = running_products(tile.P, a)
@@ -88,7 +88,7 @@ def tile_rows(
 def next_row(q: Tensor, k: Tensor, v: Tensor, a: Tensor, beta: Tensor, state: LayerState, at: RowIndex) -> Tensor:
     """Decode: one token of B requests, at rows `at` of their tiles. q, k, a: [B, H, K], v: [B, H, V], beta: [B, H].
 
-    Returns the outputs [B, H, V]. Advances S, X, UW and P of `state` in place; a row that fills its tile folds it into S.
+    Returns the outputs [B, H, V]. Advances S, X, UW, P of `state` in place; a row that fills its tile folds it into S.
     """
     V, K = v.shape[-1], k.shape[-1]
     state.P *= a
