@@ -32,7 +32,7 @@ class FlopAware:
     """
 
     block_size: int
-    alpha: float = 0.25
+    alpha: float = 3.0
     quadratic_tokens: float = 32_768.0
 
     def __call__(self, leaf: Leaf) -> float:
@@ -114,7 +114,7 @@ class Account:
                 assert unlinked is leaf, "a block was evicted that was not in the tree"
             else:
                 leaf.block.snapshot = None
-            if parent.is_leaf and not parent.pins and isinstance(parent, PrefixBlock):
+            if parent.is_leaf and not parent.pins and not parent.queued and isinstance(parent, PrefixBlock):
                 parent.queued = True  # offered and, as a chain goes from its end, often taken at once
                 ticket = heapq.heappushpop(self._leaves, self._ticket(parent))
         if ticket:
@@ -133,6 +133,10 @@ class Account:
             self._offer(leaf)
             return False
         return True
+
+    def queued(self) -> list[Leaf]:
+        """The leaves that wait, each once."""
+        return [ticket[2] for ticket in self._leaves]
 
     def _offer(self, entry: Entry) -> None:
         if not entry.queued and not isinstance(entry, Root):

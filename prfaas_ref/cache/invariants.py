@@ -48,6 +48,9 @@ def _check_links(index: "HybridCacheIndex", entries: list[Leaf]) -> None:
                 "a snapshot of another place or size"
             )
         assert entry.queued or entry.pins or not entry.is_leaf, "an entry that could go is not queued for eviction"
+    queued = [entry for account in index.tree.accounts for entry in account.queued()]
+    assert len(queued) == len(set(queued)), "an entry is queued for eviction twice"
+    assert set(queued) == {entry for entry in entries if entry.queued}, "the queue for eviction holds other entries"
     keys = {entry.key for entry in entries if isinstance(entry, PrefixBlock)}
     assert len(keys) == sum(isinstance(entry, PrefixBlock) for entry in entries), "two blocks have one key"
 
@@ -83,6 +86,9 @@ def _check_partition(index: "HybridCacheIndex", entries: list[Leaf]) -> None:
     assert all(0 <= account.held_blocks <= account.quota_blocks for account in index.tree.accounts), "over quota"
     evictable = sum(entry.size for entry in entries if not entry.pins)
     assert index.tree.num_evictable == evictable, "the accounts count another number of evictable blocks"
+    landing = Counter(transfer.alloc for transfer in index.transfers.in_flight)
     for alloc in index.allocations:
+        movers = alloc.writers + (alloc.stream is not None)
+        assert movers == landing[alloc], f"a request counts {movers} movers, not {landing[alloc]}"
         table = alloc.block_table[: len(alloc.path)]
         assert table == [block.block_id for block in alloc.path], "a block table disagrees with its published path"

@@ -39,8 +39,8 @@ class Transfer:
     """One hand-off at one of its ends.
 
     kv_blocks: published blocks, pinned and only read. tail_blocks: copies (at the sender) of the unpublished rest of
-    the KV; for a stream, blocks that its request has given up. live_blocks: the live state. alloc: the request whose own
-    blocks the pages land in (a receive) or are read from (a stream).
+    the KV; for a stream, blocks that its request has given up. live_blocks: the live state. alloc: the request whose
+    own blocks the pages land in (a receive) or are read from (a stream).
     """
 
     account: Account

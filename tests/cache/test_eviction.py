@@ -97,5 +97,5 @@ def test_the_heap_has_at_most_one_place_for_each_entry() -> None:
         fill(index, range(start, start + 5), 4)
     for turn in range(400):
         index.free(index.allocate(NS, range(turn % 7, turn % 7 + 5)))
-    assert len(index.tree.shared._leaves) <= 50
+    assert len(index.tree.shared.queued()) <= 50
     index.check_invariants()

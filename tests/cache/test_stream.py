@@ -1,4 +1,4 @@
-"""A stream reads a request's blocks where they lie, from before they are written until the receiver has applied them."""
+"""A stream reads a request's blocks where they lie, from before they are written until they are applied."""
 
 import pytest
 

@@ -11,11 +11,10 @@ import sys
 import time
 import traceback
 
-from tqdm import tqdm
-
 from prfaas_ref.cache.conformance.machine import AdapterFactory, examine
-from prfaas_ref.cache.conformance.mutants import try_all
+from prfaas_ref.cache.conformance.mutants import MUTANT_STORIES, Verdict, try_all
 
+STORIES = 300
 OURS = "prfaas_ref.cache.conformance.ours:OurAdapter"
 
 
@@ -42,6 +41,11 @@ def examination(factory: AdapterFactory, name: str, stories: int) -> dict[str, o
     return report
 
 
+def show(verdict: Verdict) -> None:
+    """One mutant's end, on stderr as it comes."""
+    print(f"{'killed' if verdict.killed else 'ALIVE ':6}  {verdict.fault.story}: {verdict.reason}", file=sys.stderr)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m prfaas_ref.cache.conformance",
@@ -49,22 +53,23 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--adapter", default=OURS, help="module:name of the manager's adapter (default: our pool)")
-    parser.add_argument("--stories", type=int, default=300, help="random lives to try (default %(default)s)")
+    parser.add_argument("--stories", type=int, help="random lives to try (300; at most 1500 for a mutant)")
     parser.add_argument("--mutants", action="store_true", help="plant each known fault in our pool and look for it")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args()
-    if args.stories < 1:
+    if args.stories is not None and args.stories < 1:
         parser.error("--stories must be at least 1")
     if args.mutants:
-        report = try_all(args.stories, lambda faults: tqdm(faults, unit="mutant", disable=args.json))
+        report = try_all(args.stories or MUTANT_STORIES, None if args.json else show)
         good = not report["survivors"]
     else:
         try:
             factory = load(args.adapter)
         except ValueError as error:
             parser.error(str(error))
-        report = examination(factory, args.adapter, args.stories)
+        report = examination(factory, args.adapter, args.stories or STORIES)
         good = bool(report["passed"])
+    report.pop("verdicts", None)  # seen on stderr
     print(json.dumps(report, indent=2) if args.json else "\n".join(f"{key}: {value}" for key, value in report.items()))
     return 0 if good else 1
 

@@ -13,13 +13,15 @@ class CacheConfig:
     """What the manager is built for.
 
     weak_hash asks for a digest of few bits, so that collisions happen; a manager whose digest cannot be replaced, or
-    that trusts none, ignores it. quotas: blocks that a tenant may hold, for a manager that has_quotas.
+    that trusts none, ignores it. favour_long asks to evict short prefixes first, of a manager that can. quotas: blocks
+    that a tenant may hold, of a manager that has_quotas.
     """
 
     num_blocks: int
     block_size: int
     state_blocks: int = 0
     weak_hash: bool = False
+    favour_long: bool = False
     quotas: tuple[tuple[str, int], ...] = ()
 
 

@@ -33,6 +33,7 @@ CONFIGS = st.builds(
     block_size=st.integers(1, 3),
     state_blocks=st.integers(0, 2),
     weak_hash=st.sampled_from([False, False, True]),
+    favour_long=st.booleans(),
     quotas=st.just((("limited", 5),)),
 )
 TENANTS = st.sampled_from(["", "a", "limited"])
@@ -65,16 +66,24 @@ class ManagerMachine(RuleBasedStateMachine):
     def allocate(self, tenant: str, tokens: list[int]) -> None:
         self.examiner.allocate(tenant, tokens)
 
-    @rule(tenant=TENANTS, tokens=TOKENS, stop=LENGTH)
-    def serve(self, tenant: str, tokens: list[int], stop: int) -> None:
-        """A whole request: written in two parts, a snapshot at each end, then gone. Fills the pool fast."""
+    @rule(tenant=TENANTS, tokens=TOKENS, stop=LENGTH, snapshots=st.booleans())
+    def serve(self, tenant: str, tokens: list[int], stop: int, snapshots: bool) -> None:
+        """A whole request: written in two parts, perhaps a snapshot at each end, then gone. Fills the pool fast."""
         live = self.examiner.allocate(tenant, tokens)
         if live is None:
             return
         for num_tokens in (stop, len(tokens)):
             self.examiner.advance(live, num_tokens)
-            self.snapshot(live)
+            if snapshots:
+                self.snapshot(live)
         self.examiner.free(live)
+
+    @precondition(lambda self: self.examiner.recent)
+    @rule(number=PICK, more=st.lists(st.integers(0, 1), max_size=2), snapshots=st.booleans())
+    def serve_again(self, number: int, more: list[int], snapshots: bool) -> None:
+        """A prompt seen lately comes back, as it was or a little longer."""
+        tenant, tokens = self.examiner.recent[number % len(self.examiner.recent)]
+        self.serve(tenant, [*tokens, *more], 0, snapshots)
 
     @precondition(lambda self: self.examiner.adapter.has_state)
     @rule(tenant=TENANTS, tokens=TOKENS)

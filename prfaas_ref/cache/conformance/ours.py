@@ -18,10 +18,11 @@ class OurAdapter(CacheAdapter):
 
     def __init__(self, config: CacheConfig, module: ModuleType = index_module) -> None:
         super().__init__(config)
+        score = module.FlopAware(config.block_size, alpha=30.0) if config.favour_long else module.recency
         self.has_state = config.state_blocks > 0
         self.module = module
         self.index = module.HybridCacheIndex(
-            config.num_blocks, config.block_size, config.state_blocks, quotas=dict(config.quotas)
+            config.num_blocks, config.block_size, config.state_blocks, quotas=dict(config.quotas), score=score
         )
 
     def namespace(self, tenant: str) -> Namespace:
