@@ -8,8 +8,9 @@ import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
-from prfaas_ref.transport.manifest import LayerSpec
+from prfaas_ref.transport.manifest import LayerSpec, TensorSpec
 
 
 def image_header(layer: LayerSpec) -> bytes:
@@ -22,6 +23,34 @@ def image_header(layer: LayerSpec) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def parse_image(image: memoryview) -> tuple[LayerSpec, memoryview]:
+    """The tensors of a .safetensors file, and their bytes. Raises ValueError when it is not exactly one.
+
+    Stricter than the library: a name that is there twice is refused, and no byte may belong to no tensor.
+    """
+    size = int.from_bytes(image[:8], "little")
+    if len(image) < 8 or size > len(image) - 8:
+        raise ValueError("it does not open with the length of a header")
+    entries = json.loads(bytes(image[8 : 8 + size]).decode(), object_pairs_hook=_unique)
+    body, layouts = image[8 + size :], entries.pop("__metadata__", {})
+    tensors, end = [], 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        spec = TensorSpec(name, entry["dtype"], tuple(entry["shape"]), layouts.get(name, "unnamed"))
+        if entry["data_offsets"] != [end, end + spec.n_bytes]:
+            raise ValueError(f"{name}: its offsets are {entry['data_offsets']}, its bytes {end}..{end + spec.n_bytes}")
+        end += spec.n_bytes
+        tensors.append(spec)
+    if end != len(body):
+        raise ValueError(f"its tensors end at {end}, its bytes at {len(body)}")
+    return LayerSpec(tuple(tensors)), body
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(fields := dict(pairs)) < len(pairs):
+        raise ValueError("a name is there twice")
+    return fields
 
 
 def flat(view: memoryview) -> memoryview:
