@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rtt-ms", type=not_negative(float), default=10.0, metavar="MS", help="its round-trip time (10)"
     )
     parser.add_argument(
-        "--deadline-s", type=positive(float), default=120.0, metavar="S", help="a request ends within (120)"
+        "--deadline-s", type=positive(float), default=300.0, metavar="S", help="a request ends within (300)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
     parser.add_argument("--keep-logs", metavar="DIR", help="leave the workers' logs in this directory")

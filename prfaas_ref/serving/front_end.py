@@ -198,8 +198,18 @@ class FrontEnd:
         return self.supervisor.workers[name]
 
     def _on_message(self, worker: Worker, message: Message) -> None:
+        if message["type"] == "link":
+            if worker.spec.cluster == "prfaas":
+                self._on_link(message)
+            return
         if inbox := self._inboxes.get(message.get("key", "")):  # else: an attempt that is over
             inbox.put_nowait((worker, message))
+
+    def _on_link(self, report: Message) -> None:
+        """A sample of the link between the clusters: a link that held its sender back showed what it can carry."""
+        if report["limited_by"] in ("rate", "network"):
+            self.link.bits_per_s = max(report["goodput_bits_per_s"], 1.0)
+        self.link.utilization = min(1.0, report["goodput_bits_per_s"] / self.link.bits_per_s)
 
     def _on_lost(self, worker: Worker, why: str) -> None:
         for key, involved in self._involved.items():

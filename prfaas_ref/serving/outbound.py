@@ -17,6 +17,7 @@ from prfaas_ref.serving.control import LOOPBACK, Message
 from prfaas_ref.serving.engine import Engine, Prefilled
 from prfaas_ref.serving.hand_off import layer_views, manifest
 from prfaas_ref.transport.client import Client, Options
+from prfaas_ref.transport.congestion import LinkReport
 from prfaas_ref.transport.connection import Terms
 from prfaas_ref.transport.errors import TransportError
 from prfaas_ref.transport.link import EmulatedLink
@@ -35,10 +36,10 @@ class Outbound:
         self, job: Message, engine: Engine, held: HeldBlocks, terms: Terms, options: Options, link: EmulatedLink,
         report: Callable[[Message], None],
     ) -> None:  # fmt: skip
-        self.job, self.engine, self.held = job, engine, held
-        self.terms, self.options, self.link, self.report = terms, options, link, report
+        self.job, self.engine, self.held, self.report = job, engine, held, report
         self._items: queue.SimpleQueue[int | Prefilled | Exception] = queue.SimpleQueue()
         self._transfer: Transfer | None = None
+        self._client = Client((LOOPBACK, job["to"]["port"]), terms, options, link)
         self._thread = threading.Thread(target=self._run, name=f"hand-off {job['key']}", daemon=True)
         self._thread.start()
 
@@ -57,6 +58,11 @@ class Outbound:
         self._items.put(TransportError(reason))
         if self._transfer:
             self._transfer.abort(reason)
+
+    @property
+    def link_report(self) -> LinkReport | None:
+        """How the link fared in the last 100 ms of this hand-off."""
+        return self._client.link_report
 
     @property
     def over(self) -> bool:
@@ -83,10 +89,9 @@ class Outbound:
 
     def _send(self) -> Message:
         key, n_tokens = self.job["key"], len(self.job["tokens"])
-        address = (LOOPBACK, self.job["to"]["port"])
         deadline_s = max(0.001, self.job["deadline"] - time.monotonic())
         with (
-            Client(address, self.terms, self.options, self.link) as client,
+            self._client as client,
             client.offer(key, manifest(self.engine, n_tokens), deadline_s=deadline_s) as transfer,
         ):
             self._transfer = transfer

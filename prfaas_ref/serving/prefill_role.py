@@ -3,9 +3,11 @@
     prefill   queue a prompt
     release   forget it: not yet computed, it is dropped; on its way, its hand-off is aborted
 
-Computing goes on while earlier hand-offs are still on the wire (see outbound.py).
+Computing goes on while earlier hand-offs are still on the wire (see outbound.py). How the link fares meanwhile is
+reported to the front end, whose router reads it.
 """
 
+import threading
 import time
 from collections import deque
 
@@ -15,6 +17,7 @@ from prfaas_ref.serving.engine import Engine
 from prfaas_ref.serving.outbound import Outbound, failed
 from prfaas_ref.serving.state_bytes import StateBytes
 from prfaas_ref.transport.client import Options
+from prfaas_ref.transport.congestion import SAMPLE_S
 from prfaas_ref.transport.connection import Terms
 from prfaas_ref.transport.link import EmulatedLink
 
@@ -29,6 +32,8 @@ class PrefillRole:
         self.terms, self.options, self.link = terms, options, link
         self._waiting: deque[Message] = deque()
         self._outbound: dict[str, Outbound] = {}
+        self._closing = threading.Event()
+        threading.Thread(target=self._report_link, name="link report", daemon=True).start()
 
     @property
     def busy(self) -> bool:
@@ -77,8 +82,23 @@ class PrefillRole:
         for key in [key for key, outbound in self._outbound.items() if outbound.over]:
             del self._outbound[key]
 
+    def _report_link(self) -> None:
+        """In a thread of its own: what all hand-offs together got out of the link, sample by sample."""
+        while not self._closing.wait(SAMPLE_S):
+            reports = [o.link_report for o in list(self._outbound.values()) if not o.over]
+            if known := [report for report in reports if report]:
+                self.control.send(
+                    {
+                        "type": "link",
+                        "goodput_bits_per_s": sum(report.goodput_bits_per_s for report in known),
+                        "queued_bytes": sum(report.queued_bytes for report in known),
+                        "limited_by": known[0].limited_by,
+                    }
+                )
+
     def close(self) -> None:
         """End all hand-offs under way."""
+        self._closing.set()
         for outbound in self._outbound.values():
             outbound.abort("the worker is closing")
         for outbound in self._outbound.values():
