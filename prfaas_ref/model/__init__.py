@@ -11,6 +11,8 @@ _HOME = {
     "HybridModel": "hybrid",
     "HybridState": "state",
     "Generation": "generation",
+    "current_state": "tile",
+    "first_logits": "generation",
     "generate": "generation",
     "prefill": "generation",
     "load_model": "checkpoint",

@@ -50,6 +50,17 @@ def prefill(
     return logits[0, -1]
 
 
+def first_logits(model: HybridModel, token_ids: Sequence[int]) -> Tensor:
+    """The float32 logits [vocab] after the last of the given ids, by one prefill from an empty state."""
+    if not token_ids:
+        raise UserError("no token ids; give at least one")
+    n_pages = -(-len(token_ids) // model.config.grid.block)
+    state, pages = model.new_state(), model.new_pages(n_pages)
+    state.tables[0] = list(range(n_pages))
+    with torch.inference_mode():
+        return prefill(model, token_ids, state, pages, cuts=range(0, len(token_ids), PIECE))
+
+
 def greedy(logits: Tensor) -> int:
     """The most likely token, the lowest one on ties. Raises FloatingPointError if any logit is not finite."""
     if not torch.isfinite(logits).all():

@@ -51,6 +51,12 @@ def fold(S: Tensor, X: Tensor, U: Tensor, W: Tensor, P: Tensor) -> Tensor:
     return add_bmm_rows(P * S, X.transpose(-1, -2), U - bmm_rows(W, S))
 
 
+def current_state(state: LayerState) -> Tensor:
+    """The recurrence's state [B, H, K, V] after the newest token: a copy, to compare with other libraries only."""
+    V, K = state.S.shape[-1], state.S.shape[-2]
+    return fold(state.S, state.X, *state.UW.split((V, K), dim=-1), state.P[..., None])
+
+
 def tile_rows(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, beta: Tensor, S: Tensor, tile: LayerState, first: int
 ) -> tuple[Tensor, Tensor]:
