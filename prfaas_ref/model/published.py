@@ -145,6 +145,9 @@ def config_to_published(config: HybridConfig) -> dict[str, Any]:
         **{name: getattr(mla, name) for name in MLA_NAMES},
         **{name: values[0] for name, values in ONLY.items()},
         **{name: getattr(config, name) for name in TOP},
+        **dict.fromkeys(
+            ("pad_token_id", "bos_token_id", "eos_token_id")
+        ),  # other readers' defaults need a vast vocabulary
         "linear_attn_config": linear,
         **(moe_to_published(config) if config.moe else {"num_experts": 0}),
     }

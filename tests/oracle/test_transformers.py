@@ -1,6 +1,6 @@
 """Against transformers' kimi_linear, code that we did not write: checkpoints it saves load here and mean the same.
 
-Logits within 1e-4 after prompts of 1 to 200 tokens and in continued decoding, states too, and our checkpoints load there.
+Logits within 1e-4 after prompts of 1 to 200 tokens and in continued decoding, states too; our checkpoints load there.
 Skipped where transformers is not installed (the extra `oracle`), but in CI that is a failure.
 """
 
