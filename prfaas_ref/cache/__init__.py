@@ -11,13 +11,17 @@ from typing import Any
 _HOME = {
     "Allocation": "allocation",
     "BlockPool": "blocks",
+    "CacheReporter": "report",
+    "GlobalKVCacheManager": "manager",
     "HybridCacheIndex": "index",
     "HybridCachePool": "pool",
     "LeaseExpired": "transfer",
     "Namespace": "keys",
     "OutOfBlocks": "tree",
     "PrefixMatch": "allocation",
+    "SnapshotPolicy": "snapshot_policy",
     "Transfer": "transfer",
+    "WorkerName": "report",
     "chain_keys": "keys",
 }
 __all__ = sorted(_HOME)

@@ -1,10 +1,9 @@
 """What must hold of an index after every call, recounted from nothing but who holds what."""
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prfaas_ref.cache.entries import Entry, Leaf, PrefixBlock, Root, Snapshot
+from prfaas_ref.cache.entries import Entry, Leaf, PrefixBlock, Snapshot
 from prfaas_ref.cache.keys import next_key
 
 if TYPE_CHECKING:
@@ -13,21 +12,10 @@ if TYPE_CHECKING:
 
 def check_invariants(index: "HybridCacheIndex") -> None:
     """Raises AssertionError that names what does not add up. Changes nothing."""
-    entries = [entry for root in index.tree.roots.values() for entry in _below(root)]
+    entries = list(index.tree.entries())
     _check_links(index, entries)
     _check_pins(index, entries)
     _check_partition(index, entries)
-
-
-def _below(root: Root) -> Iterator[Leaf]:
-    """Every entry of a namespace, parents first."""
-    waiting = list(root.children.values())
-    while waiting:
-        block = waiting.pop()
-        waiting += block.children.values()
-        yield block
-        if block.snapshot:
-            yield block.snapshot
 
 
 def _check_links(index: "HybridCacheIndex", entries: list[Leaf]) -> None:

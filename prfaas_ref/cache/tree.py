@@ -5,7 +5,7 @@ of a snapshot. This file moves them between these places and keeps the counts; w
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prfaas_ref.cache.block_ids import BlockIds
@@ -48,6 +48,16 @@ class CacheTree:
 
     def account(self, namespace: Namespace) -> Account:
         return self.tenants.get(namespace.tenant, self.shared)
+
+    def entries(self) -> Iterator[Leaf]:
+        """Everything that is cached, blocks before what hangs on them."""
+        waiting = [block for root in self.roots.values() for block in root.children.values()]
+        while waiting:
+            block = waiting.pop()
+            waiting += block.children.values()
+            yield block
+            if block.snapshot:
+                yield block.snapshot
 
     # ---- find and publish
 
