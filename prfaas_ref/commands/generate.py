@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     with tqdm(total=args.tokens, unit="tok", disable=args.json or not sys.stderr.isatty(), leave=False) as bar:
         result = generate(model, prompt, args.tokens, on_token=lambda _: bar.update())
     answer = {
-        "prompt_tokens": result.prompt_tokens,
+        "prompt_tokens": len(prompt),
         "tokens": result.tokens,
         "logits_sha256": result.logits_sha256,
         "fingerprint": fingerprint(model).digest,
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(answer))
     else:
-        print(f"prompt         {result.prompt_tokens} tokens")
+        print(f"prompt         {len(prompt)} tokens")
         print(f"answer         {show_text(result.tokens)}")
         print(f"logits_sha256  {result.logits_sha256}")
         print(f"fingerprint    {answer['fingerprint']}")

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +17,9 @@ PIECE = 2048
 """Tokens a layer takes at a time in a long prefill: it bounds the memory and changes no bit."""
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(NamedTuple):
     """What came out, and its proof: sha256 over the logits that the tokens were drawn from (see `logits_bytes`)."""
 
-    prompt_tokens: int
     tokens: list[int]
     logits_sha256: str
 
@@ -98,5 +96,5 @@ def generate(
             if on_token:
                 on_token(out[-1])
             if len(out) == max_tokens or out[-1] == END:
-                return Generation(len(tokens), out, digest.hexdigest())
+                return Generation(out, digest.hexdigest())
             logits = model.forward(torch.tensor([out[-1:]], device=model.device), state, pages)[0, -1]
