@@ -6,18 +6,25 @@ starts, so N_p + N_d + converting is constant.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from prfaas_ref.scheduler.fleet import Role
 
 
+class Loads(NamedTuple):
+    """Offered work over capacity of the two stages; may pass 1. Prefill is both clusters' at the best threshold."""
+
+    prefill: float
+    decode: float
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One window of one deployment. Loads are offered work over capacity and may pass 1; None is a missing metric."""
+    """The loads measured in one window, and what they would be with one worker moved. None: not known, or no worker."""
 
-    n_prefill: int
-    n_decode: int
-    prefill_load: float | None
-    decode_load: float | None
+    now: Loads | None
+    to_prefill: Loads | None
+    to_decode: Loads | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +69,13 @@ def moved(state: State, now_s: float, done: bool = True) -> State:
 
 def _wanted(window: Window, rules: Rules) -> Role | None:
     """The role that one more worker would relieve; None when no move helps or the other stage cannot carry it."""
-    prefill, decode = window.prefill_load, window.decode_load
-    if prefill is None or decode is None or max(prefill, decode) < rules.min_load:
+    now = window.now
+    if now is None or max(now) < rules.min_load:
         return None
-    role: Role = "prefill" if prefill > decode else "decode"
-    taker_n, giver_n = window.n_prefill, window.n_decode
-    taker, giver = prefill, decode
-    if role == "decode":
-        taker_n, giver_n, taker, giver = giver_n, taker_n, giver, taker
-    if giver_n <= 1:
+    role: Role = "prefill" if now.prefill > now.decode else "decode"
+    after = window.to_prefill if role == "prefill" else window.to_decode
+    if after is None:
         return None
-    taker_after, giver_after = taker * taker_n / (taker_n + 1), giver * giver_n / (giver_n - 1)
-    helps = max(taker_after, giver_after) <= taker * (1 - rules.min_gain)
+    giver_after = after.decode if role == "prefill" else after.prefill
+    helps = max(after) <= max(now) * (1 - rules.min_gain)
     return role if helps and giver_after <= rules.max_load_after else None

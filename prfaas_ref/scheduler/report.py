@@ -46,3 +46,9 @@ def write_atomically(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """The same as a Markdown table."""
+    lines = [header, ["---"] * len(header), *([_text(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

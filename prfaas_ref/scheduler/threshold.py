@@ -36,20 +36,21 @@ def plan_thresholds(system: System, counts: Counts, slo: Slo | None = None, poin
 class Signals:
     """What was seen in the last period: estimates, lagged and noisy as they may be."""
 
-    bits_per_s: float
+    bits_per_s: float  # smoothed over `Tuning.smoothing_s`
     egress_utilization: float
-    prfaas_queue_s: float  # mean work queued per PrfaaS worker
-    pd_queue_s: float  # the same per PD prefill worker
+    prfaas_queue_s: float  # what a request waits on that side: work per PrfaaS worker, or bytes before the link
+    pd_queue_s: float  # work per PD prefill worker
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Trigger values; none of them is the paper's."""
 
-    high_utilization: float = 0.9
+    smoothing_s: float = 60.0  # time constant of the bandwidth average: a short dip is ridden out
+    high_utilization: float = 0.98
     surge_s: float = 4.0  # a queue this much longer than the other side's is a surge
     step: float = 0.1
-    clamp: float = 0.3
+    clamp: float = 0.1
     dead_band: float = 0.05
     dwell_s: float = 10.0
 
@@ -80,6 +81,12 @@ def adjust(
         return state
     direction = 1 if wanted > state.tokens else -1
     return ThresholdState(wanted, now_s, direction, state.reversals + (direction == -state.direction))
+
+
+def smoothed(average: float, seen: float, period_s: float, time_constant_s: float) -> float:
+    """The exponential average after one more sample."""
+    weight = 1.0 if time_constant_s <= 0 else min(1.0, period_s / time_constant_s)
+    return average + weight * (seen - average)
 
 
 def _triggered(tokens: float, centre: float, seen: Signals, tuning: Tuning) -> float:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prfaas_ref.scheduler.admission import Admission
 from prfaas_ref.scheduler.paper import case_study
-from prfaas_ref.scheduler.reallocator import Rules, State, Window, moved, observe
+from prfaas_ref.scheduler.reallocator import Loads, Rules, State, Window, moved, observe
 from prfaas_ref.scheduler.retry import RetryBudget
 from prfaas_ref.scheduler.threshold import (
     PlannedThresholds,
@@ -42,7 +42,7 @@ def test_retries_are_bounded_per_request_and_in_total():
 
 PLANNED = PlannedThresholds((1e9, 5e9, 1e11), (60_000.0, 30_000.0, 20_000.0))
 CALM = Signals(1e11, 0.1, 1.0, 1.0)
-TUNING = Tuning()
+TUNING = Tuning(high_utilization=0.9, surge_s=4.0, step=0.1, clamp=0.3, dead_band=0.05, dwell_s=10.0)
 
 
 def test_planned_thresholds_are_those_of_the_bandwidth_at_hand():
@@ -115,28 +115,46 @@ def run(windows, state=None, step_s=60.0):
     return state, asked
 
 
+def model(n_prefill, n_decode, prefill, decode):
+    """A window of a deployment whose stages carry 1 per worker, offered `prefill` and `decode` work."""
+
+    def loads(n_p, n_d):
+        return Loads(prefill / n_p, decode / n_d) if n_p and n_d else None
+
+    moved_to_prefill, moved_to_decode = loads(n_prefill + 1, n_decode - 1), loads(n_prefill - 1, n_decode + 1)
+    return Window(loads(n_prefill, n_decode), moved_to_prefill, moved_to_decode)
+
+
+HEAVY_PREFILL, CALM_WINDOW, HEAVY_DECODE = model(2, 6, 2.8, 3.0), model(2, 6, 1.0, 3.0), model(6, 2, 3.0, 2.8)
+
+
 def test_a_bottleneck_seen_twice_moves_one_worker_and_only_one():
-    state, asked = run([Window(2, 6, 1.4, 0.5)] * 6)
+    state, asked = run([HEAVY_PREFILL] * 6)
     assert asked == [None, "prefill", None, None, None, None]
     assert state.moving == "prefill"
     state = moved(state, 400.0)
     assert (state.moving, state.conversions) == (None, 1)
-    _, role = observe(replace(state, wanted="prefill", votes=5), Window(3, 5, 1.4, 0.5), RULES, 450.0)
-    assert role is None  # dwell
-    _, role = observe(replace(state, wanted="prefill", votes=5), Window(3, 5, 1.4, 0.5), RULES, 500.0)
-    assert role == "prefill"
+    ready = replace(state, wanted="prefill", votes=5)
+    assert observe(ready, HEAVY_PREFILL, RULES, 450.0)[1] is None  # dwell
+    assert observe(ready, HEAVY_PREFILL, RULES, 500.0)[1] == "prefill"
+    assert run([HEAVY_DECODE] * 2)[1] == [None, "decode"]
+
+
+def test_a_worker_lost_on_the_way_is_no_conversion():
+    state, _ = run([HEAVY_PREFILL] * 2)
+    assert moved(state, 200.0, done=False).conversions == 0
 
 
 @pytest.mark.parametrize(
     "window",
     [
-        Window(2, 2, 0.7, 0.7),  # constant and carried
-        Window(2, 2, 0.9, 0.6),  # the survivor could not carry 1.2
-        Window(3, 1, 2.0, 0.1),  # the last of its role stays
-        Window(3, 3, 1.0, 0.99),  # no gain
-        Window(2, 6, None, 0.5),
-        Window(2, 6, 1.5, None),
-        Window(2, 6, 0.5, 0.1),  # no bottleneck
+        model(2, 2, 1.4, 1.4),  # utilisation 0.7, constant and carried
+        model(2, 2, 1.8, 1.2),  # the survivor could not carry 1.2
+        model(3, 1, 6.0, 0.1),  # the last of its role stays
+        model(3, 3, 3.0, 2.97),  # no gain
+        Window(None, Loads(0.1, 0.1), Loads(0.1, 0.1)),  # a metric is missing
+        Window(Loads(1.5, 0.5), None, Loads(0.1, 0.1)),
+        model(2, 6, 1.0, 0.6),  # no bottleneck
     ],
 )
 def test_reasons_to_hold(window):
@@ -144,21 +162,20 @@ def test_reasons_to_hold(window):
 
 
 def test_one_window_that_disagrees_starts_the_count_anew():
-    heavy, calm = Window(2, 6, 1.4, 0.5), Window(2, 6, 0.5, 0.5)
-    assert run([heavy, calm, heavy, calm, heavy])[1] == [None] * 5
-    assert run([heavy, Window(6, 2, 0.5, 1.4), heavy])[1] == [None] * 3
+    assert run([HEAVY_PREFILL, CALM_WINDOW] * 2 + [HEAVY_PREFILL])[1] == [None] * 5
+    assert run([HEAVY_PREFILL, HEAVY_DECODE, HEAVY_PREFILL])[1] == [None] * 3
 
 
-@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 3)), max_size=60), st.integers(1, 6), st.integers(1, 6))
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), max_size=60), st.integers(1, 6), st.integers(1, 6))
 @settings(max_examples=80, deadline=None, derandomize=True)
-def test_workers_are_conserved_and_each_role_keeps_one(loads, n_prefill, n_decode):
+def test_workers_are_conserved_and_each_role_keeps_one(work, n_prefill, n_decode):
     """A model deployment that carries each move out after two windows."""
     state, total, due = State(), n_prefill + n_decode, None
-    for i, (prefill, decode) in enumerate(loads):
+    for i, (prefill, decode) in enumerate(work):
         if due is not None and i >= due[0]:
             n_prefill, n_decode = n_prefill + (due[1] == "prefill"), n_decode + (due[1] == "decode")
             state, due = moved(state, 60.0 * i), None
-        state, role = observe(state, Window(n_prefill, n_decode, prefill, decode), RULES, 60.0 * i)
+        state, role = observe(state, model(n_prefill, n_decode, prefill, decode), RULES, 60.0 * i)
         if role is not None:
             assert due is None
             n_prefill, n_decode = n_prefill - (role == "decode"), n_decode - (role == "prefill")

@@ -30,6 +30,7 @@ class Control:
     cache_rule: CacheRule = "scarce"
     estimates: Estimates = field(default_factory=Estimates)
     rules: Rules | None = None
+    replan: bool = False  # search t anew at every window, on the lengths seen lately
     window_s: float = 60.0
     convert_s: float = 30.0
 

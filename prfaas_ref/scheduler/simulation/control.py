@@ -16,6 +16,7 @@ from prfaas_ref.request import Request
 from prfaas_ref.scheduler import reallocator
 from prfaas_ref.scheduler.fleet import WorkerView
 from prfaas_ref.scheduler.lengths import ObservedLengths
+from prfaas_ref.scheduler.planner import Search, threshold_grid
 from prfaas_ref.scheduler.router import Decision, Router, Threshold
 from prfaas_ref.scheduler.simulation.attempt import SimWorker
 from prfaas_ref.scheduler.simulation.config import SimulationConfig
@@ -23,10 +24,12 @@ from prfaas_ref.scheduler.simulation.events import WORLD, EventQueue
 from prfaas_ref.scheduler.simulation.log import EventLog
 from prfaas_ref.scheduler.simulation.roster import Roster
 from prfaas_ref.scheduler.simulation.transfers import Transfers
-from prfaas_ref.scheduler.threshold import PlannedThresholds, Signals, ThresholdState, adjust, plan_thresholds
+from prfaas_ref.scheduler.threshold import PlannedThresholds, Signals, ThresholdState, adjust, plan_thresholds, smoothed
 from prfaas_ref.scheduler.throughput import Counts, System
 
 EXPIRY_PERIOD_S = 10.0
+LONGEST_S = 3600.0  # a link that is down looks like an hour of queue
+GRID_TOKENS = 400  # step of the thresholds tried in a running system
 RECENT = 2000  # uncached lengths remembered for searching the threshold anew
 
 
@@ -73,8 +76,9 @@ class ControlLoop:
         self._planned: PlannedThresholds | None = None
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._capacities = deque([(0.0, config.system.link_bits_per_s)])
+        self._bits_per_s = config.system.link_bits_per_s
         self._delivered_bits = 0.0
-        self._prefill_work_s = self._decode_work_s = 0.0
+        self._placed, self._decode_work_s = 0, 0.0
         self._window_start_s = self._next_expiry_s = 0.0
 
     # ---- called by the simulation
@@ -86,8 +90,7 @@ class ControlLoop:
 
     def charge(self, decision: Decision, request: Request) -> None:
         """A request was placed: its work counts toward this window's offered load."""
-        if decision.route == "pd":
-            self._prefill_work_s += decision.prefill_s
+        self._placed += 1
         self._decode_work_s += request.max_tokens * self.router.costs.decode_s_per_token
         self._recent.append(decision.uncached_tokens)
 
@@ -137,6 +140,9 @@ class ControlLoop:
         samples.threshold.append(self.threshold.tokens if self.threshold else -1.0)
         estimate = self._estimate(now_s)
         utilization = bits / period_s / estimate if estimate > 0 else 1.0
+        if self.settings.tuning is not None:
+            time_constant_s = self.settings.tuning.smoothing_s
+            self._bits_per_s = smoothed(self._bits_per_s, estimate, period_s, time_constant_s)
         for view in (self.roster.egress, self.roster.ingress):
             view.bits_per_s, view.utilization = estimate, utilization
         return utilization
@@ -151,8 +157,8 @@ class ControlLoop:
 
     def _signals(self, utilization: float) -> Signals:
         fleet = self.roster.fleet
-        queue_s = {cluster: _mean_queue_s(workers) for cluster, workers in fleet.prefill.items()}
-        return Signals(fleet.egress.bits_per_s, utilization, queue_s["prfaas"], queue_s["pd"])
+        remote_s = max(_mean_queue_s(fleet.prefill["prfaas"]), min(fleet.egress.seconds(0), LONGEST_S))
+        return Signals(self._bits_per_s, utilization, remote_s, _mean_queue_s(fleet.prefill["pd"]))
 
     def _use(self, state: ThresholdState) -> None:
         if state is not self.threshold:
@@ -163,7 +169,7 @@ class ControlLoop:
     def _set_planned(self, system: System, counts: Counts) -> None:
         """Search t*(B) anew and start from its centre."""
         self._planned = plan_thresholds(system, counts)
-        tokens = self._planned.at(self.roster.egress.bits_per_s)
+        tokens = self._planned.at(self._bits_per_s)
         reversals = self.threshold.reversals if self.threshold else 0
         self._use(ThresholdState(tokens, self.events.now_s, reversals=reversals))
 
@@ -171,14 +177,28 @@ class ControlLoop:
 
     def _close_window(self, now_s: float) -> None:
         window_s, self._window_start_s = now_s - self._window_start_s, now_s
-        n_prefill, n_decode = self.roster.count("prefill"), self.roster.count("decode")
+        placed, self._placed = self._placed, 0
+        decode_work_s, self._decode_work_s = self._decode_work_s, 0.0
+        if not placed or (self.settings.rules is None and not self.settings.replan):
+            return
+        search = Search(self._recent_system(), grid=threshold_grid(ObservedLengths(self._recent), GRID_TOKENS))
+        n_prfaas, n_prefill, n_decode = self._counts()
+
+        def loads(n_p: float, n_d: float) -> reallocator.Loads | None:
+            bound = search.best_threshold(Counts(n_prfaas, n_p, n_d)).prefill_bound
+            if n_p < 1 or n_d < 1 or bound <= 0.0:
+                return None
+            return reallocator.Loads(placed / window_s / bound, decode_work_s / (n_d * window_s))
+
+        if self.settings.replan and isinstance(self.router.policy, Threshold):
+            self._replan()
         seen = reallocator.Window(
-            n_prefill,
-            n_decode,
-            self._prefill_work_s / (n_prefill * window_s) if n_prefill else None,
-            self._decode_work_s / (n_decode * window_s) if n_decode else None,
+            loads(n_prefill, n_decode), loads(n_prefill + 1, n_decode - 1), loads(n_prefill - 1, n_decode + 1)
         )
-        self._prefill_work_s = self._decode_work_s = 0.0
+        self._observe(seen, now_s)
+
+    def _observe(self, seen: reallocator.Window, now_s: float) -> None:
+        """Let the re-allocator see a window, and start what it asks for."""
         if self.settings.rules is None:
             return
         self.moves, role = reallocator.observe(self.moves, seen, self.settings.rules, now_s)
@@ -201,9 +221,28 @@ class ControlLoop:
         self.moves = reallocator.moved(self.moves, now_s)
         self.log.add("up", now_s, worker=worker.number)
         if isinstance(self.router.policy, Threshold) and self._recent:
-            counts = Counts(self.config.counts.prfaas, self.roster.count("prefill"), self.roster.count("decode"))
-            self._set_planned(replace(self.config.system, lengths=ObservedLengths(self._recent)), counts)
+            self._replan()
         self.served.unpark()
+
+    def _replan(self) -> None:
+        """Search t anew for the lengths seen lately and the workers at hand."""
+        if self.settings.tuning is not None:
+            self._set_planned(self._recent_system(), self._counts())
+            return
+        system = replace(self._recent_system(), link_bits_per_s=max(self.roster.egress.bits_per_s, 1.0))
+        search = Search(system, grid=threshold_grid(system.lengths, GRID_TOKENS))
+        tokens = search.best_threshold(self._counts()).threshold_tokens
+        self.log.add("threshold", self.events.now_s, int(min(tokens, 1e18)))
+        self.router.policy = Threshold(tokens, self.settings.cache_rule)
+
+    def _recent_system(self) -> System:
+        return replace(self.config.system, lengths=ObservedLengths(self._recent))
+
+    def _counts(self) -> Counts:
+        """The workers that are active now."""
+        return Counts(
+            len(self.roster.fleet.prefill["prfaas"]), self.roster.count("prefill"), self.roster.count("decode")
+        )
 
 
 def _mean_queue_s(workers: Sequence[WorkerView]) -> float:
