@@ -1,7 +1,8 @@
 """The decode stage: continuous batches of at most BS_max requests, within an instance's memory, a token per step each.
 
-Knows nothing of prefill. The first token comes with the hand-off: it is out when a slot admits the request. A step
-takes T_decode whatever the batch, as in the paper's equation 5; a request stays for `max_tokens` steps.
+Knows nothing of prefill. The first token comes with the hand-off: it is out when a slot admits the request, and each
+step brings one more. A step takes T_decode whatever the batch. (The paper's equation 5 counts a step for the first
+token too: one in a thousand.)
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ class DecodeStage:
             if attempt.record.ttft_s is None:
                 attempt.record.ttft_s = now_s - attempt.record.request.arrival_s
             self.log.add("decode start", now_s, attempt.number, worker.number)
-            self.events.at(now_s + attempt.request.max_tokens * profile.step_s, ENDING, self._finish, attempt)
+            self.events.at(now_s + (attempt.request.max_tokens - 1) * profile.step_s, ENDING, self._finish, attempt)
 
     def _finish(self, attempt: Attempt) -> None:
         if not attempt.alive:
@@ -55,11 +56,11 @@ class DecodeStage:
         self.on_done(attempt)
 
     def emitted(self, attempt: Attempt) -> int:
-        """Tokens a running attempt has produced by now, at most all but one."""
+        """Tokens a running attempt has produced by now, at most all but one: an unfinished answer has one to come."""
         if attempt.number not in attempt.decode.running:
             return 0
         steps = int((self.events.now_s - attempt.started_s) / self.profile.step_s)
-        return min(steps, attempt.request.max_tokens - 1)
+        return min(1 + steps, attempt.request.max_tokens - 1)
 
     def lose(self, attempt: Attempt) -> None:
         """Forget an attempt that waits or runs here, if it does."""
