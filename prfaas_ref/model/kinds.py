@@ -123,6 +123,9 @@ class KDAShape:
 class GDNShape(KDAShape):
     """Gated DeltaNet (Qwen3.5): one decay per head, the same state as KDA. Known for its size only."""
 
+    def open_state(self, grid: Grid) -> tuple[StateTensor, ...]:  # noqa: ARG002
+        return ()
+
 
 @dataclass(frozen=True)
 class LightningShape:
