@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas_ref.request import Request
+from prfaas_ref.scheduler.admission import Admission
 from prfaas_ref.scheduler.fleet import Costs, LinkView, WorkerView, muster
 from prfaas_ref.scheduler.profile import KvSize, PrefillProfile
 from prfaas_ref.scheduler.router import Cheapest, Decision, Fixed, Refusal, Router, Threshold, policy_for
@@ -177,3 +178,14 @@ def test_every_charge_is_released_once_and_counters_end_at_zero(steps, policy):
     router.ledger.check_invariants()
     for account in [egress.load, ingress.load, *(w.load for w in workers)]:
         assert (account.work_us, account.n_bytes, account.requests) == (0, 0, 0)
+
+
+def test_admission_counts_the_queue_and_the_link_and_charges_nothing():
+    workers = views()
+    router = Router(Fixed("prfaas"), COSTS, admission=Admission(max_ttft_s=2.0))
+    assert isinstance(router.route(request(10_000, "a"), muster(workers, LinkView(1e9))), Decision)
+    slow = muster(workers, LinkView(8e6))  # 11 MB take 11 s
+    assert router.route(request(10_000, "b"), slow) == Refusal("predicted ttft", "admission: predicted ttft")
+    workers[0].load.work_us = 3 * 10**6
+    assert isinstance(router.route(request(10_000, "c"), muster(workers, LinkView(1e9))), Refusal)
+    assert router.release_all("b") == router.release_all("c") == 0
