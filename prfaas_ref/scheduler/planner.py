@@ -6,6 +6,7 @@ operation per N_p in place of a loop over t; the tests hold it against the plain
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
@@ -93,6 +94,15 @@ class Search:
             self._pd = 1.0 / ((1.0 - p) * np.array([system.pd_prefill.seconds(s.l_short) for s in splits]))
         self._nothing_long, self._nothing_short = p == 0.0, p == 1.0
         self._allowed = self._within_slo()
+
+    def with_link(self, bits_per_s: float) -> "Search":
+        """The same search over another link; only what depends on it is computed anew."""
+        other = copy(self)
+        other.system = replace(self.system, link_bits_per_s=bits_per_s)
+        other._link = self._link * (bits_per_s / self.system.link_bits_per_s)
+        other._ttft = None
+        other._allowed = other._within_slo()
+        return other
 
     def best(self, n_prfaas: float, n_pd: int) -> Plan:
         """The best split and threshold for fixed instances. Raises Infeasible."""
@@ -210,12 +220,12 @@ def _purchases(search: Search, at_most: Counts) -> Iterator[Best]:
 def next_ten_percent(search: Search, plan: Plan) -> dict[str, float]:
     """By which fraction Lambda_max rises when one resource grows by a tenth and the threshold is searched again."""
     n_prfaas, n_p, n_d = plan.counts
-    wider = replace(search.system, link_bits_per_s=search.system.link_bits_per_s * 1.1)
+    wider = search.with_link(search.system.link_bits_per_s * 1.1)
     grown = {
         "prfaas instances": (search, Counts(n_prfaas * 1.1, n_p, n_d)),
         "pd prefill instances": (search, Counts(n_prfaas, n_p * 1.1, n_d)),
         "pd decode instances": (search, Counts(n_prfaas, n_p, n_d * 1.1)),
-        "link": (Search(wider, search.slo, search.grid), plan.counts),
+        "link": (wider, plan.counts),
     }
     now = plan.predicted.lambda_max
     return {name: max(0.0, s.best_threshold(counts).lambda_max / now - 1.0) for name, (s, counts) in grown.items()}

@@ -1,6 +1,7 @@
 """How often lost work may be tried again: per request, and as a share of what is in flight.
 
-Knows nothing of why it was lost. The share keeps a worker that always fails from turning the whole load into retries.
+Knows nothing of why it was lost. The share keeps a worker that always fails from turning the whole load into retries;
+the floor lets a full worker be lost at once without failing anyone.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ class RetryBudget:
 
     attempts: int = 4
     share: float = 0.2
-    floor: int = 16
+    floor: int = 64
 
     def allows(self, attempts_made: int, retries_in_flight: int, in_flight: int) -> bool:
         """May a request that was tried `attempts_made` times be tried once more?"""

@@ -7,7 +7,7 @@ oscillating. A threshold driven by the triggers alone overloads PD prefill and c
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prfaas_ref.scheduler.planner import Search, Slo
 from prfaas_ref.scheduler.throughput import Counts, System
@@ -28,8 +28,9 @@ class PlannedThresholds:
 def plan_thresholds(system: System, counts: Counts, slo: Slo | None = None, points: int = 24) -> PlannedThresholds:
     """Search t for `points` bandwidths down from the nominal one in steps of a quarter."""
     rates = [system.link_bits_per_s * 0.75**i for i in reversed(range(points))]
-    searches = (Search(replace(system, link_bits_per_s=rate), slo) for rate in rates)
-    return PlannedThresholds(tuple(rates), tuple(s.best_threshold(counts).threshold_tokens for s in searches))
+    search = Search(system, slo)
+    found = (search.with_link(rate).best_threshold(counts).threshold_tokens for rate in rates)
+    return PlannedThresholds(tuple(rates), tuple(found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,16 @@ def test_the_search_equals_brute_force(system, n_prfaas, n_pd):
     assert sum(plan.counts) == n_prfaas + n_pd
 
 
+@given(systems, st.floats(0.01, 3))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_another_link_is_searched_as_a_search_of_its_own(system, factor):
+    grid, rate = threshold_grid(system.lengths, 2000), system.link_bits_per_s * factor
+    ours = Search(system, grid=grid).with_link(rate).best_threshold(Counts(3, 2, 2))
+    theirs = Search(replace(system, link_bits_per_s=rate), grid=grid).best_threshold(Counts(3, 2, 2))
+    assert ours.lambda_max == pytest.approx(theirs.lambda_max)
+    assert ours.threshold_tokens == theirs.threshold_tokens
+
+
 @given(systems, st.floats(1, 30))
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_purchases_equal_brute_force(system, budget):

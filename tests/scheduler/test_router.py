@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from prfaas_ref.request import Request
 from prfaas_ref.scheduler.admission import Admission
 from prfaas_ref.scheduler.fleet import Costs, LinkView, WorkerView, muster
+from prfaas_ref.scheduler.placement import choose_prefill
 from prfaas_ref.scheduler.profile import KvSize, PrefillProfile
 from prfaas_ref.scheduler.router import Cheapest, Decision, Fixed, Refusal, Router, Threshold, policy_for
 
@@ -56,6 +57,7 @@ def test_a_policy_that_is_no_policy(setting):
 
 def test_a_wholly_cached_prompt_still_computes_its_last_token():
     assert route(Threshold(10), 500, views(in_pd=500)).uncached_tokens == 1
+    assert choose_prefill(views(in_pd=500)[1:2], 500, SLOW)[1] == pytest.approx(SLOW.seconds(1, 499))
 
 
 def test_scarce_judges_the_local_cache_alone_and_offload_uses_its_own():

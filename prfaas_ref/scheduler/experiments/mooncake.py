@@ -51,6 +51,7 @@ def _run(
         hits = sum(cache.hit_tokens for cache in result.caches.values())
         prompts = sum(cache.prompt_tokens for cache in result.caches.values())
         return {
+            "requests/s": rate,
             "t, tokens": setup.plan.threshold_tokens if deployment == "prfaas-pd" else None,
             "N_p/N_d": f"{setup.plan.counts.pd_prefill:g}/{setup.plan.counts.pd_decode:g}",
             **latencies(found),
