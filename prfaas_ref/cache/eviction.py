@@ -70,13 +70,13 @@ class Account:
         while node is not None:
             node.pins -= 1
             if node.pins:
-                return
+                break
             if now is not None:
                 node.last_use = now
             self.evictable_blocks += node.size
-            if node.is_leaf:
-                self._offer(node)
             node = node.parent
+        if not entry.pins and entry.is_leaf:  # its ancestors are no leaves: they have it
+            self._offer(entry)
 
     def add(self, leaf: Leaf) -> None:
         """A new leaf that nobody holds yet."""
@@ -85,54 +85,55 @@ class Account:
 
     def lowest_score(self) -> float:
         """The score of the leaf that goes next; infinity when there is none."""
-        while self._leaves:
-            ticket = heapq.heappop(self._leaves)
-            if self._is_true(ticket):
-                ticket[2].queued = True
-                heapq.heappush(self._leaves, ticket)
-                return ticket[0]
-        return math.inf
+        if not self.evictable_blocks:
+            return math.inf
+        leaf = self._pop()
+        self._offer(leaf)
+        return self.score(leaf)
 
     def evict(self, num_blocks: float) -> list[Leaf]:
         """Cut leaves off the tree, lowest score first, until they have `num_blocks` or just more. The caller has made
-        sure that so many are evictable, and frees the blocks."""
+        sure that so many are evictable, and frees the blocks.
+        """
         cut: list[Leaf] = []
-        ticket = None
+        leaf: Leaf | None = None
         while num_blocks > 0:
-            assert ticket or self._leaves, "evictable blocks were counted, but no leaf is left"
-            ticket = ticket or heapq.heappop(self._leaves)
-            leaf, valid, ticket = ticket[2], self._is_true(ticket), None
-            if not valid:
-                continue
+            leaf = leaf or self._pop()
             cut.append(leaf)
             num_blocks -= leaf.size
             self.evictable_blocks -= leaf.size
-            parent = leaf.parent
-            assert parent is not None, "a root was offered"
-            if isinstance(leaf, PrefixBlock):
-                unlinked = parent.children.pop(leaf.tokens, None)
-                assert unlinked is leaf, "a block was evicted that was not in the tree"
-            else:
-                leaf.block.snapshot = None
-            if parent.is_leaf and not parent.pins and not parent.queued and isinstance(parent, PrefixBlock):
-                parent.queued = True  # offered and, as a chain goes from its end, often taken at once
-                ticket = heapq.heappushpop(self._leaves, self._ticket(parent))
-        if ticket:
-            ticket[2].queued = True
-            heapq.heappush(self._leaves, ticket)
+            parent, leaf = self._unlink(leaf), None
+            if isinstance(parent, PrefixBlock) and parent.is_leaf and not parent.pins and not parent.queued:
+                if not self._leaves or self.score(parent) <= self._leaves[0][0]:
+                    leaf = parent  # a chain goes from its end
+                else:
+                    self._offer(parent)
+        if leaf:
+            self._offer(leaf)
         return cut
 
-    def _is_true(self, ticket: Ticket) -> bool:
-        """Whether a ticket taken from the heap still says how things are. If not, its leaf is offered again: now if it
-        was used since, and when it is released if it is in use."""
-        offered, _, leaf = ticket
-        leaf.queued = False
-        if leaf.pins or not leaf.is_leaf:
-            return False
-        if self.score(leaf) > offered:
-            self._offer(leaf)
-            return False
-        return True
+    def _pop(self) -> Leaf:
+        """Take out the leaf with the lowest score."""
+        while True:
+            assert self._leaves, "evictable blocks were counted, but no leaf is left"
+            offered, _, leaf = heapq.heappop(self._leaves)
+            leaf.queued = False
+            if leaf.pins or not leaf.is_leaf:
+                continue  # it will be offered again when it is released
+            if self.score(leaf) <= offered:
+                return leaf
+            self._offer(leaf)  # used since, and released
+
+    def _unlink(self, leaf: Leaf) -> Root | PrefixBlock:
+        """Make `leaf` unreachable. Returns its parent."""
+        parent = leaf.parent
+        assert parent is not None, "a root was offered"
+        if isinstance(leaf, PrefixBlock):
+            unlinked = parent.children.pop(leaf.tokens, None)
+            assert unlinked is leaf, "a block was evicted that was not in the tree"
+        else:
+            leaf.block.snapshot = None
+        return parent
 
     def queued(self) -> list[Leaf]:
         """The leaves that wait, each once."""
@@ -141,8 +142,5 @@ class Account:
     def _offer(self, entry: Entry) -> None:
         if not entry.queued and not isinstance(entry, Root):
             entry.queued = True
-            heapq.heappush(self._leaves, self._ticket(entry))
-
-    def _ticket(self, leaf: Leaf) -> Ticket:
-        self._offers += 1
-        return self.score(leaf), self._offers, leaf
+            self._offers += 1
+            heapq.heappush(self._leaves, (self.score(entry), self._offers, entry))

@@ -35,10 +35,10 @@ class SnapshotPolicy:
         points = {(prompt_tokens - 1) // block_size * block_size, prompt_tokens // block_size * block_size}
         if self.kind == "branch":
             points.add(branch_tokens)
-        if self.kind == "every":
+        elif self.kind == "every":
             step = -(-self.every_tokens // block_size) * block_size
             points.update(range(step, prompt_tokens + 1, step))
-        return sorted(point for point in points if point > cached_tokens)
+        return sorted([point for point in points if point > cached_tokens])
 
     def at_end(self, block_size: int, num_tokens: int) -> int:
         """The length of decode's rolling snapshot to publish when the request ends; 0 for none."""

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prfaas_ref.cache.allocation import Allocation
 from prfaas_ref.cache.entries import Leaf, PrefixBlock, Snapshot
 from prfaas_ref.cache.eviction import FlopAware
 from prfaas_ref.cache.index import HybridCacheIndex
@@ -99,3 +100,18 @@ def test_the_heap_has_at_most_one_place_for_each_entry() -> None:
         index.free(index.allocate(NS, range(turn % 7, turn % 7 + 5)))
     assert len(index.tree.shared.queued()) <= 50
     index.check_invariants()
+
+
+def test_a_block_that_waits_and_loses_its_only_child_is_evicted_once() -> None:
+    index = HybridCacheIndex(6, 1, 2, score=FlopAware(1, alpha=30.0))
+    index.free(_committed(index, [0]))  # the block waits as a leaf
+    fill(index, range(1), 1)  # now its snapshot hangs on it, and goes before it
+    for tokens in ([1] * 4, [2] * 6):
+        index.free(_committed(index, tokens))
+        index.check_invariants()
+
+
+def _committed(index: HybridCacheIndex, tokens: list[int]) -> Allocation:
+    alloc = index.allocate(NS, tokens)
+    index.commit(alloc, len(tokens))
+    return alloc

@@ -18,7 +18,7 @@ from prfaas_ref.cache.conformance.machine import examine
 from prfaas_ref.cache.conformance.ours import OurAdapter
 
 SOURCES = ("keys", "entries", "block_ids", "eviction", "tree", "allocation", "transfer", "invariants", "index")
-MUTANT_STORIES = 1500  # most mutants die within ten
+MUTANT_STORIES = 400  # most mutants die within ten
 _numbers = count()
 
 
