@@ -103,10 +103,10 @@ def test_the_heap_has_at_most_one_place_for_each_entry() -> None:
 
 
 def test_a_block_that_waits_and_loses_its_only_child_is_evicted_once() -> None:
-    index = HybridCacheIndex(6, 1, 2, score=FlopAware(1, alpha=30.0))
+    index = HybridCacheIndex(6, 1, 2, score=lambda leaf: not isinstance(leaf, Snapshot))
     index.free(_committed(index, [0]))  # the block waits as a leaf
     fill(index, range(1), 1)  # now its snapshot hangs on it, and goes before it
-    for tokens in ([1] * 4, [2] * 6):
+    for tokens in ([1] * 6, [2] * 6):
         index.free(_committed(index, tokens))
         index.check_invariants()
 
