@@ -58,7 +58,7 @@ class Incoming:
         self._heads: list[bytearray] = []
         self.landing: dict[tuple[int, int], Line] = {}  # chunks whose pages are lent to a connection
         self.asked_again: dict[tuple[int, int], int] = {}
-        self.fenced: set[int] = set()  # stripes that have nothing more on their way
+        self.fenced: set[int] = set()  # stripes whose last word was PING: nothing is on its way there
         self.due_again: set[tuple[int, int]] = set()  # came damaged since the last fence: they come behind it
         self.claimed: dict[int, str] = {}
         self.root = ""

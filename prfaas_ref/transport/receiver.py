@@ -89,6 +89,7 @@ class Receiver:
             return scratch(header.length)
         line.lent = incoming, pair
         incoming.landing[pair] = line
+        incoming.fenced.discard(line.connection.stripe)
         return incoming.images[header.layer].views(header.offset, header.length)
 
     def _addressed(self, line: Line, header: Header) -> Incoming | None:
@@ -114,7 +115,10 @@ class Receiver:
             raise Corrupt(f"{header.type.name} fails its checksum")
         if header.type is FrameType.PING:
             line.report()
-            return self._fenced(session, connection.stripe) if session.state is R.COVERING else []
+            if session.incoming is None:
+                return []
+            session.incoming.fenced.add(connection.stripe)
+            return self._lost_chunks(session.incoming)
         if connection.stripe:
             raise ProtocolError(f"{header.type.name} on stripe {connection.stripe}; it belongs on stripe 0")
         if header.type is FrameType.OFFER:
@@ -145,7 +149,7 @@ class Receiver:
             incoming.root = decode(Root, frame.payload).digest
         incoming.state = state
         if state is R.COVERING:
-            return self.transfers.complete(incoming)
+            return self.transfers.complete(incoming) or self._lost_chunks(incoming)
         return self.transfers.pages_returned(incoming) if state is R.QUARANTINE else []
 
     def _landed(self, line: Line, frame: Frame, now: float) -> list[Event]:
@@ -169,12 +173,10 @@ class Receiver:
             line.report()
         return self.transfers.complete(incoming) if covering else []
 
-    def _fenced(self, session: Session, stripe: int) -> list[Event]:
-        """A PING after DONE: this stripe has nothing more to bring. When none has, what is missing was lost."""
-        incoming = session.incoming
-        assert incoming is not None
-        incoming.fenced.add(stripe)
-        if len(incoming.fenced) < len(session.lines) or incoming.landing:
+    def _lost_chunks(self, incoming: Incoming) -> list[Event]:
+        """After DONE, when no stripe has anything more to bring: what is missing was lost on the way; ask for it."""
+        stripes = len(incoming.session.lines) if incoming.session else 0
+        if incoming.state is not R.COVERING or len(incoming.fenced) < stripes:
             return []
         lost = [pair for pair in incoming.missing() if pair not in incoming.due_again]
         incoming.fenced.clear()

@@ -151,6 +151,9 @@ class Server:
             self._pump(wire)
         except TransportError as reason:
             self._part(wire, reason)
+        except Exception as error:  # a mistake of ours must give the pages back too
+            logger.exception("a connection failed")
+            self._part(wire, TransportError(repr(error)))
         finally:
             del self._wires[line]
             stream.close()

@@ -32,8 +32,8 @@ class TcpStream:
         deadline = self._clock() + within_s
         rest = [memoryview(view) for view in views]
         while rest:
-            self._out.settimeout(max(deadline - self._clock(), 1e-3))
             try:
+                self._out.settimeout(max(deadline - self._clock(), 1e-3))
                 sent = self._out.sendmsg(rest[:MAX_VIEWS])
             except TimeoutError:
                 raise Stalled(f"the peer has not read {sum(map(len, rest))} bytes for {within_s:.1f} s") from None
@@ -46,8 +46,8 @@ class TcpStream:
 
     def receive_into(self, views: list[memoryview], within_s: float) -> int:
         """Read at least one byte. Raises TimeoutError when none comes in time, PeerGone at the end of the stream."""
-        self.socket.settimeout(max(within_s, 1e-3))
         try:
+            self.socket.settimeout(max(within_s, 1e-3))
             n_bytes = self.socket.recv_into(views[0]) if len(views) == 1 else self.socket.recvmsg_into(views)[0]
         except TimeoutError:
             raise
@@ -106,9 +106,9 @@ class TlsStream:
     def _turn(self, call: Callable[[], int], deadline: float, event: int) -> int:
         """Try `call` under the lock until it neither has to wait to read nor to write."""
         poll = select.poll()
-        poll.register(self.socket, event)
         while True:
             try:
+                poll.register(self.socket, event)
                 with self._lock:
                     return call()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):

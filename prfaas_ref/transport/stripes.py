@@ -4,6 +4,7 @@ All threads share the client's condition. A writer takes the next chunk that any
 lock, and writes it straight from the user's pages; on an emulated link it holds the frame until its time has come.
 """
 
+import logging
 import secrets
 import socket
 import ssl
@@ -21,6 +22,7 @@ from prfaas_ref.transport.pump import Pump
 from prfaas_ref.transport.sender import Parcel, Sender
 from prfaas_ref.transport.stream import Clock, Stream, open_stream
 
+logger = logging.getLogger(__name__)
 Loop = Callable[[Connection, Stream], None]
 
 
@@ -63,6 +65,9 @@ class Stripes:
             loop(connection, stream)
         except TransportError as error:
             self.end(error)
+        except Exception as error:  # a mistake of ours must end the transfer too, not hang it
+            logger.exception("a stripe failed")
+            self.end(TransportError(repr(error)))
 
     def end(self, error: TransportError) -> None:
         """The session is over. Returns at once; `join` waits until no thread reads the user's pages."""
