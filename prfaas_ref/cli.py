@@ -18,8 +18,17 @@ COMMANDS = {
     "demo": "serve real text on two clusters of processes and prove every answer equal to a single process",
     "generate": "the single-process reference: continue a prompt and print the digest of its logits",
     "worker": "one worker process (the demo starts these; you may too)",
+    "kv": "how large a model's cache is, layer by layer, and whether its prefill can leave the datacenter",
     "paper": "the paper's tables and figures beside what its model gives here, cell by cell",
-    "plan": "can prefill leave your datacenter? the best threshold and worker counts for your own clusters",
+    "plan": "the best threshold and worker counts for clusters of your own, and what limits them",
+    "simulate": "a deployment under load, request by request: queues, caches, the link, failures",
+    "experiment": "the experiments of docs/experiments.md, with fixed seeds",
+    "send": "send a captured hand-off to `prfaas receive`, in another terminal",
+    "receive": "take a hand-off in and keep it as .safetensors files",
+    "cache replay": "hit ratios of a request trace on the real cache index",
+    "bench cache": "the cache index against the bare hash chain",
+    "bench transport": "the hand-off against raw sockets",
+    "bench simulator": "the simulator against a bare event heap",
 }
 
 
