@@ -10,12 +10,13 @@ from prfaas_ref.transport.checks import Check, supported
 from prfaas_ref.transport.client import Client, Options
 from prfaas_ref.transport.congestion import LinkReport
 from prfaas_ref.transport.connection import Terms
+from prfaas_ref.transport.handler import Handler
 from prfaas_ref.transport.identity import Identity
 from prfaas_ref.transport.incoming import Destination, Incoming
 from prfaas_ref.transport.limits import Limits
 from prfaas_ref.transport.link import EmulatedLink
 from prfaas_ref.transport.manifest import LayerSpec, Manifest, TensorSpec
-from prfaas_ref.transport.server import Handler, Server
+from prfaas_ref.transport.server import Server
 from prfaas_ref.transport.transfer import Report, Transfer
 
 __all__ = [

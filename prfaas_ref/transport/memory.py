@@ -4,66 +4,24 @@ Deterministic for a given seed, so a failure found by a random schedule can be r
 the bytes: delay, dribble, cut connections, flipped bits, and stripes that overtake each other.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from prfaas_ref.transport.connection import Connection, Terms
 from prfaas_ref.transport.errors import DeadlineExceeded, PeerGone, TransportError
+from prfaas_ref.transport.handler import Handler
 from prfaas_ref.transport.messages import exception, failure
 from prfaas_ref.transport.outgoing import Outgoing
-from prfaas_ref.transport.reader import Frame, FrameReader
+from prfaas_ref.transport.pipe import Faults, Pipe, feed
+from prfaas_ref.transport.reader import FrameReader
 from prfaas_ref.transport.receiver import Receiver
 from prfaas_ref.transport.sender import ENDED, Sender
-from prfaas_ref.transport.server import Handler
 from prfaas_ref.transport.session import Closed, Complete, Event, Line, Offered
 from prfaas_ref.transport.transitions import S
 
 Layers = Callable[[], Sequence[Sequence[memoryview]]]
 TICK_S = 0.1  # how far the clock moves when nothing is on its way
-
-
-@dataclass
-class Faults:
-    """What goes wrong. `cut_at` and `flip_bit` happen once."""
-
-    cut_at: int | None = None  # of all bytes of both sides, in order of writing: every connection breaks before it
-    flip_bit: int | None = None  # of all that the sender writes: this bit arrives inverted
-    delay_s: float = 0.0  # of every byte
-    dribble: bool = False  # bytes arrive in pieces of random length
-    seed: int = 0  # of stripes that overtake each other, and of the dribble
-
-
-class Pipe:
-    """One direction of one connection: bytes with the time of their arrival."""
-
-    def __init__(self) -> None:
-        self._queue: deque[tuple[float, bytes]] = deque()
-
-    def write(self, data: bytes, arrives_at: float) -> None:
-        self._queue.append((arrives_at, data))
-
-    def next_at(self) -> float | None:
-        return self._queue[0][0] if self._queue else None
-
-    def read(self, most_bytes: int) -> bytes:
-        when, data = self._queue.popleft()
-        if len(data) > most_bytes:
-            self._queue.appendleft((when, data[most_bytes:]))
-        return data[:most_bytes]
-
-
-def feed(reader: FrameReader, data: bytes) -> Iterator[Frame]:
-    """Put bytes into a reader's own buffers, and yield the frames they complete."""
-    rest = memoryview(data)
-    while rest:
-        view = reader.buffers()[0]
-        n_bytes = min(len(view), len(rest))
-        view[:n_bytes] = rest[:n_bytes]
-        rest = rest[n_bytes:]
-        if frame := reader.received(n_bytes):
-            yield frame
 
 
 @dataclass

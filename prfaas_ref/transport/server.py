@@ -14,12 +14,11 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from prfaas_ref.transport.connection import Terms
-from prfaas_ref.transport.errors import ApplyFailed, PeerGone, TransportError
+from prfaas_ref.transport.errors import PeerGone, TransportError
 from prfaas_ref.transport.frames import FrameType, Header, control_frame
-from prfaas_ref.transport.incoming import Destination, Incoming
+from prfaas_ref.transport.handler import Handler, as_transport_error
 from prfaas_ref.transport.messages import encode, failure
 from prfaas_ref.transport.pump import Pump
 from prfaas_ref.transport.receiver import Receiver
@@ -29,25 +28,6 @@ from prfaas_ref.transport.stream import Clock, Stream, open_stream
 
 TICK_S = 0.05
 logger = logging.getLogger(__name__)
-
-
-class Handler(Protocol):
-    """What a user of the Server supplies. Called from threads of the server, one call per transfer at a time."""
-
-    def on_offer(self, incoming: Incoming) -> Destination:
-        """Where it goes. Raise Refused(field, ours, theirs), or any other TransportError, to turn it down."""
-
-    def on_complete(self, incoming: Incoming) -> None:
-        """Every byte is in place and proved. Put it to use; the sender is told of success when this returns.
-
-        Raise to tell it of failure instead; `on_closed` follows.
-        """
-
-    def on_closed(self, incoming: Incoming, error: TransportError) -> None:
-        """The transfer failed after `on_offer` gave a destination, and no write to it can land any more: free it.
-
-        Called exactly once for each destination whose `on_complete` did not return.
-        """
 
 
 class Wire:
@@ -220,7 +200,7 @@ class Server:
                     destination = self._handler.on_offer(incoming)
                 except Exception as error:
                     with self._lock:
-                        core.reject(incoming, _typed(error))
+                        core.reject(incoming, as_transport_error(error))
                 else:
                     with self._lock:
                         events = core.accept(incoming, destination)
@@ -229,7 +209,7 @@ class Server:
                     self._handler.on_complete(incoming)
                 except Exception as error:
                     with self._lock:
-                        events = core.fail(incoming, _typed(error))
+                        events = core.fail(incoming, as_transport_error(error))
                 else:
                     with self._lock:
                         core.applied(incoming)
@@ -237,11 +217,3 @@ class Server:
                 self._handler.on_closed(incoming, error)
         self._act(events)
         self._deliver(incoming.session)
-
-
-def _typed(error: Exception) -> TransportError:
-    """What a handler raised, as the sender will see it. A mistake in the handler itself goes to the log as well."""
-    if isinstance(error, TransportError):
-        return error
-    logger.error("a handler failed", exc_info=error)
-    return ApplyFailed(f"{type(error).__name__}: {error}")

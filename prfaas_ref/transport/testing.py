@@ -1,7 +1,7 @@
 """Test doubles that ship with the package, so that its users test their own handlers without a network of machines.
 
 `Landing` is a handler that records what happened to it; `ConnectionPair` a real server and client on the loopback.
-`MemoryLink` (in `memory`) needs no socket, thread or clock; `FaultProxy` (in `faults`) stands between the two ends.
+`MemoryLink` (in `memory`) needs no socket, thread or clock; `FaultProxy` (in `faults`) stands between two real ends.
 """
 
 from collections.abc import Callable

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas_ref.transport import Check, LayerSpec, Limits, Manifest, TensorSpec, Terms
+from prfaas_ref.transport.checks import checksum
 from prfaas_ref.transport.errors import BadFrame, Corrupt, PeerRestarted, TransportError
-from prfaas_ref.transport.frames import HEADER_BYTES, FrameType
-from prfaas_ref.transport.memory import Faults, MemoryLink, Pipe, feed
+from prfaas_ref.transport.frames import HEADER_BYTES, FrameType, pack, unpack
+from prfaas_ref.transport.memory import MemoryLink
 from prfaas_ref.transport.messages import Offer
 from prfaas_ref.transport.outgoing import Outgoing
+from prfaas_ref.transport.pipe import Faults, Pipe, feed
 from prfaas_ref.transport.reader import FrameReader
 from prfaas_ref.transport.testing import Landing, terms
 
@@ -163,6 +165,39 @@ def test_a_chunk_that_always_arrives_damaged_is_tried_three_times_more_then_told
         link.hand_off(outgoing(), layers)
     assert [type(error) for _, error in pages.closed] == [Corrupt] and not pages.completed
     assert link.sent >= 4
+
+
+def test_what_is_settled_is_not_written_again() -> None:
+    """Behind every chunk comes another in its place, with other bytes and a checksum that is right for them."""
+
+    class Echoing(MemoryLink):
+        def _write(self, pipe: Pipe, data: bytes, by_sender: bool) -> None:
+            super()._write(pipe, data, by_sender)
+            if by_sender and data[3] == FrameType.DATA:
+                header, body = unpack(data[:HEADER_BYTES]), bytes(len(data) - HEADER_BYTES)
+                check = checksum(header.check, [memoryview(body)])
+                super()._write(pipe, pack(header._replace(payload_check=check)) + body, by_sender)
+
+    pages = Landing(manifest, HAVE)
+    Echoing(SENDER, RECEIVER, pages).hand_off(outgoing(), layers)
+    assert pages.layers == DATA and pages.completed == ["x"]
+
+
+def test_a_digest_that_does_not_fit_is_never_applied() -> None:
+    """A chunk whose bytes and checksum were both changed on the way: the layer's digest tells."""
+
+    class Forging(MemoryLink):
+        def _write(self, pipe: Pipe, data: bytes, by_sender: bool) -> None:
+            if by_sender and data[3] == FrameType.DATA and data[12:14] == b"\0\2":
+                header, body = unpack(data[:HEADER_BYTES]), bytes(len(data) - HEADER_BYTES)
+                check = checksum(header.check, [memoryview(body)])
+                data = pack(header._replace(payload_check=check)) + body
+            super()._write(pipe, data, by_sender)
+
+    pages = Landing(manifest, HAVE)
+    with pytest.raises(Corrupt, match="layer 2: the digest"):
+        Forging(SENDER, RECEIVER, pages).hand_off(outgoing(), layers)
+    assert not pages.completed and [type(error) for _, error in pages.closed] == [Corrupt]
 
 
 def test_a_restarted_receiver_is_a_new_peer() -> None:

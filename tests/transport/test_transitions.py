@@ -12,7 +12,7 @@ from prfaas_ref.transport.checks import Check, checksum
 from prfaas_ref.transport.errors import ProtocolError, TransportError
 from prfaas_ref.transport.frames import FrameType as F
 from prfaas_ref.transport.frames import Header, control_frame, pack
-from prfaas_ref.transport.memory import MemoryLink, feed
+from prfaas_ref.transport.memory import MemoryLink
 from prfaas_ref.transport.messages import (
     Abort,
     Accept,
@@ -28,6 +28,7 @@ from prfaas_ref.transport.messages import (
     encode,
 )
 from prfaas_ref.transport.outgoing import Outgoing
+from prfaas_ref.transport.pipe import feed
 from prfaas_ref.transport.reader import FrameReader
 from prfaas_ref.transport.testing import Landing, terms
 from prfaas_ref.transport.transitions import CONNECTION, RECEIVER, SENDER, Connection, R, S, step

@@ -15,9 +15,10 @@ from safetensors import deserialize
 
 from prfaas_ref.transport import Check, LayerSpec, Manifest, TensorSpec
 from prfaas_ref.transport.frames import FrameType
-from prfaas_ref.transport.memory import MemoryLink, Pipe
+from prfaas_ref.transport.memory import MemoryLink
 from prfaas_ref.transport.messages import Offer
 from prfaas_ref.transport.outgoing import Outgoing
+from prfaas_ref.transport.pipe import Pipe
 from prfaas_ref.transport.testing import Landing, terms
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-format.md"
