@@ -119,7 +119,7 @@ def moe_from_published(published: dict[str, Any]) -> MoE:
 
 def config_to_published(config: HybridConfig) -> dict[str, Any]:
     """The inverse, in the layout other readers of kimi_linear understand. Raises ValueError for kinds it has not."""
-    kda, mla = config.kda, config.mla
+    kda, mla, n = config.kda, config.mla, len(config.layer_kinds)
     if kda is None or mla is None or not set(config.layer_kinds) <= {KDA, MLA}:
         raise ValueError("only models of kda and mla layers have a published layout")
     linear = {
@@ -138,7 +138,7 @@ def config_to_published(config: HybridConfig) -> dict[str, Any]:
     return {
         "architectures": ["KimiLinearForCausalLM"],
         "model_type": "kimi_linear",
-        "num_hidden_layers": len(config.layer_kinds),
+        "num_hidden_layers": n,
         "num_attention_heads": mla.num_heads,
         "num_key_value_heads": mla.num_heads,
         "q_lora_rank": mla.q_lora_rank,
@@ -149,14 +149,13 @@ def config_to_published(config: HybridConfig) -> dict[str, Any]:
             ("pad_token_id", "bos_token_id", "eos_token_id")
         ),  # other readers' defaults need a vast vocabulary
         "linear_attn_config": linear,
-        **(moe_to_published(config) if config.moe else {"num_experts": 0}),
+        "mlp_layer_types": ["sparse" if config.moe and i in config.moe.layers else "dense" for i in range(n)],
+        **(moe_to_published(config.moe) if config.moe else {"num_experts": 0}),
     }
 
 
-def moe_to_published(config: HybridConfig) -> dict[str, Any]:
-    moe = config.moe
+def moe_to_published(moe: MoE) -> dict[str, Any]:
     return {
-        "mlp_layer_types": ["sparse" if i in moe.layers else "dense" for i in range(len(config.layer_kinds))],
         "num_experts": moe.num_experts,
         "num_experts_per_token": moe.num_experts_per_token,
         "num_shared_experts": moe.num_shared_experts,

@@ -78,6 +78,7 @@ def their_model(case: Case) -> KimiLinearForCausalLM:
         eos_token_id=2,
         attn_implementation="eager",
     )
+    torch.manual_seed(0)
     model = KimiLinearForCausalLM(config).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -143,7 +144,8 @@ def test_continued_decoding_and_states(pair: tuple) -> None:
             torch.testing.assert_close(layer.window, conv, atol=1e-4, rtol=0)
 
 
-def test_a_checkpoint_of_ours_loads_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moe", [None, MoE((1, 2), 4, 2, 1, 48, 2.0)])
+def test_a_checkpoint_of_ours_loads_there(moe: MoE | None, tmp_path: Path) -> None:
     config = HybridConfig(
         ("kda", "mla", "kda"),
         vocab_size=VOCAB,
@@ -151,7 +153,7 @@ def test_a_checkpoint_of_ours_loads_there(tmp_path: Path) -> None:
         intermediate_size=96,
         kda=KDAShape(3, 32, 32, 3),
         mla=MLAShape(3, 48, 16, 16, 32),
-        moe=MoE((1, 2), 4, 2, 1, 48, 2.0),
+        moe=moe,
     )
     ours = HybridModel(config, random_weights(config, torch.float32, seed=3))
     save_model(ours, tmp_path)
