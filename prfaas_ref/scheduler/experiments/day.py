@@ -23,7 +23,7 @@ Case study instances, 2.6 requests/s throughout, and a mix that swings once: pro
 10.4 to 9.2 and back, and answers from 300 to 1600 tokens and back. `nothing` keeps the split and the threshold planned
 for the middle; `threshold` searches t anew every 60 s on the last 2000 prompts; `threshold and roles` also lets the
 re-allocator convert workers (two windows of 60 s, 300 s dwell, 30 s to convert). SLO: TTFT within 10 s, seed 3. The
-rules were chosen on the `tuned` rows; the `held out` day jumps instead of swinging."""
+rules were fixed on the `tuned` day; the `held out` day jumps instead of swinging."""
 ADAPTS = ("nothing", "threshold", "threshold and roles")
 SEED, SLO_TTFT_S, RATE_PER_S = 3, 10.0, 2.6
 

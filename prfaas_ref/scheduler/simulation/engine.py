@@ -6,33 +6,24 @@ completed + rejected + failed + in flight = arrived, and every load counter is b
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from math import inf
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from prfaas_ref.request import Request, RequestRecord, Route, Status
+from prfaas_ref.request import Request, Route
 from prfaas_ref.scheduler.fleet import Costs, LinkView
 from prfaas_ref.scheduler.router import Decision, Refusal, Router
-from prfaas_ref.scheduler.simulation.attempt import Attempt, SimWorker
+from prfaas_ref.scheduler.simulation.attempt import Attempt
 from prfaas_ref.scheduler.simulation.caches import ClusterCache
-from prfaas_ref.scheduler.simulation.config import Failure, SimulationConfig
+from prfaas_ref.scheduler.simulation.config import SimulationConfig
 from prfaas_ref.scheduler.simulation.control import ControlLoop
 from prfaas_ref.scheduler.simulation.decode import DecodeStage
-from prfaas_ref.scheduler.simulation.events import ARRIVAL, WORLD, EventQueue
+from prfaas_ref.scheduler.simulation.events import ARRIVAL, EventQueue
+from prfaas_ref.scheduler.simulation.faults import Faults
+from prfaas_ref.scheduler.simulation.in_flight import InFlight, Waiting
 from prfaas_ref.scheduler.simulation.log import EventLog
 from prfaas_ref.scheduler.simulation.outcomes import Outcomes
 from prfaas_ref.scheduler.simulation.prefill import PrefillStage
 from prfaas_ref.scheduler.simulation.roster import Roster
 from prfaas_ref.scheduler.simulation.transfers import Transfers
-
-
-class Parked(NamedTuple):
-    """A request that waits for any worker to return. `since_s`: when it arrived, or was lost."""
-
-    number: int
-    request: Request
-    record: RequestRecord
-    since_s: float
 
 
 @dataclass(frozen=True)
@@ -57,7 +48,7 @@ class _Engine:
     def __init__(self, config: SimulationConfig, requests: Iterator[Request]) -> None:
         system = config.system
         self.config, self.requests = config, requests
-        self.events, self.log, self.outcomes = EventQueue(), EventLog(config.keep_spans), Outcomes()
+        self.events, self.log = EventQueue(), EventLog(config.keep_spans)
         costs = Costs(
             {"prfaas": system.prfaas_prefill, "pd": system.pd_prefill},
             system.kv,
@@ -78,34 +69,29 @@ class _Engine:
             self.events, self.log, costs, self.caches, self.transfers, config.layers, self._prefilled
         )
         self.decode = DecodeStage(self.events, self.log, system.decode, system.kv, self._decoded)
+        self.in_flight = InFlight(self.events, self.log)
         self.control = ControlLoop(config, self.events, self.log, self.router, self.roster, self.transfers, self)
-        self.attempts: dict[int, Attempt] = {}
-        self.parked: list[Parked] = []
-        self.retried: set[int] = set()  # requests in flight that were lost at least once
+        self.faults = Faults(
+            config, self.in_flight, self.router, self.control, self.prefill, self.transfers, self.decode, self._place
+        )
         self.more_to_come = True
 
     # ---- the run
 
     def run(self) -> Result:
-        self._schedule_world()
+        self.faults.schedule()
         self._next_arrival()
         self.control.start()
         self.events.run(self.config.until_s)
         if not len(self.events):
-            for parked in self._take_parked():
-                self._end(parked.number, parked.record, "failed", "no worker")
-        in_flight = len(self.attempts) + len(self.parked)
-        self.outcomes.check_conservation(in_flight)
+            for waiting in self.in_flight.take_parked():
+                self.in_flight.end(waiting.number, waiting.record, "failed", "no worker")
+        outcomes, in_flight = self.in_flight.outcomes, len(self.in_flight)
+        outcomes.check_conservation(in_flight)
         self.router.ledger.check_invariants()
         return Result(
-            self.outcomes, self.control, self.caches, self.log, self.events.processed, in_flight, self.events.now_s
+            outcomes, self.control, self.caches, self.log, self.events.processed, in_flight, self.events.now_s
         )
-
-    def _schedule_world(self) -> None:
-        for at_s, bits_per_s in self.config.link_changes:
-            self.events.at(at_s, WORLD, self._change_link, bits_per_s)
-        for failure in self.config.failures:
-            self.events.at(failure.at_s, WORLD, self._fail_worker, failure)
 
     def _next_arrival(self) -> None:
         request = next(self.requests, None)
@@ -115,27 +101,36 @@ class _Engine:
             self.events.at(request.arrival_s, ARRIVAL, self._arrive, request)
 
     def _arrive(self, request: Request) -> None:
-        number = self.outcomes.arrived
-        self.outcomes.arrived += 1
-        self.log.add("arrive", request.arrival_s, number)
-        self._place(Parked(number, request, RequestRecord(request), request.arrival_s))
+        self._place(self.in_flight.arrive(request))
         self._next_arrival()
+
+    @property
+    def busy(self) -> bool:
+        """Can anything still happen?"""
+        waiting = bool(self.in_flight.parked) and self.roster.someone_may_return
+        return self.more_to_come or bool(self.in_flight.attempts) or waiting
+
+    def unpark(self) -> None:
+        self.faults.unpark()
+
+    def expire(self, now_s: float) -> None:
+        self.faults.expire(now_s)
 
     # ---- one request's way
 
-    def _place(self, waiting: Parked) -> None:
+    def _place(self, waiting: Waiting) -> None:
         """Route a request, or park it until a worker returns, or refuse it."""
         number, request, record, _ = waiting
         if not self.decode.fits(request.prompt_tokens + request.max_tokens):
-            self._end(number, record, "rejected", "memory")
+            self.in_flight.end(number, record, "rejected", "memory")
             return
         self._look_up(request)
         decision = self.router.route(request, self.roster.fleet)
         if isinstance(decision, Refusal):
             if decision.kind == "no worker":
-                self.parked.append(waiting)
+                self.in_flight.parked.append(waiting)
             else:
-                self._end(number, record, "rejected", decision.kind)
+                self.in_flight.end(number, record, "rejected", decision.kind)
             return
         self._begin(waiting, decision)
 
@@ -152,14 +147,14 @@ class _Engine:
                 for worker in fleet.decode:
                     worker.kv_tokens = found.kv_tokens
 
-    def _begin(self, waiting: Parked, decision: Decision) -> None:
+    def _begin(self, waiting: Waiting, decision: Decision) -> None:
         number, request, record, since_s = waiting
         workers = self.roster.by_id
         prefill, decode = workers[decision.prefill_worker], workers[decision.decode_worker]
         attempt = Attempt(number, request, record, decision, prefill, decode, since_s)
         record.attempts += 1
         record.route = decision.route
-        self.attempts[number] = attempt
+        self.in_flight.attempts[number] = attempt
         self.control.charge(decision, request)
         self.log.add("route", self.events.now_s, number, attempt.prefill.number)
         if decision.prefix_bytes:
@@ -196,94 +191,8 @@ class _Engine:
     def _decoded(self, attempt: Attempt) -> None:
         if attempt.decision.route == "prfaas":
             self.caches["pd"].receive(attempt.record.request)
-        self._leave(attempt)
-        self._end(attempt.number, attempt.record, "completed")
-        self.control.settle(attempt.decode)
-
-    def _leave(self, attempt: Attempt) -> None:
-        """An attempt is over: nothing of it is charged or scheduled any more."""
         attempt.alive = False
-        del self.attempts[attempt.number]
+        del self.in_flight.attempts[attempt.number]
         self.router.release_all(attempt.request.request_id)
-
-    def _end(self, number: int, record: RequestRecord, status: Status, reason: str = "") -> None:
-        self.log.add(status, self.events.now_s, number)
-        self.retried.discard(number)
-        record.end(status, self.events.now_s, reason)
-        self.outcomes.add(record)
-
-    # ---- what goes wrong
-
-    def _change_link(self, bits_per_s: float) -> None:
-        self.log.add("link", self.events.now_s, int(bits_per_s))
-        self.transfers.set_capacity(bits_per_s)
-        self.control.link_changed(bits_per_s)
-
-    def _fail_worker(self, failure: Failure) -> None:
-        worker = self.roster.by_id[failure.worker_id]
-        if worker.phase == "down":
-            return
-        self.log.add("down", self.events.now_s, worker=worker.number)
-        self.roster.take_down(worker)
-        self.control.lost(worker)
-        if failure.down_s < inf:
-            self.events.at(self.events.now_s + failure.down_s, WORLD, self._restore_worker, worker)
-        held = (a for a in self.attempts.values() if a.decode is worker or (a.prefill is worker and not a.handed_over))
-        for attempt in list(held):
-            self.lose(attempt, "worker lost")
-
-    def _restore_worker(self, worker: SimWorker) -> None:
-        self.log.add("up", self.events.now_s, worker=worker.number)
-        self.roster.activate(worker)
-        self.unpark()
-
-    @property
-    def busy(self) -> bool:
-        """Can anything still happen?"""
-        waiting = bool(self.parked) and self.roster.someone_may_return
-        return self.more_to_come or bool(self.attempts) or waiting
-
-    def lose(self, attempt: Attempt, why: str) -> None:
-        """An attempt lost its worker: try again from prompt and emitted tokens, or fail when the budget is spent."""
-        emitted = self.decode.emitted(attempt)
-        self._withdraw(attempt)
-        record, number = attempt.record, attempt.number
-        in_flight = len(self.attempts) + len(self.parked) + 1
-        others = len(self.retried - {number})
-        if not self.config.retries.allows(record.attempts, others, in_flight):
-            self._end(number, record, "failed", why)
-            return
-        self.retried.add(number)
-        self.log.add("retry", self.events.now_s, number)
-        old = attempt.request
-        again = replace(old, prompt_tokens=old.prompt_tokens + emitted, max_tokens=old.max_tokens - emitted)
-        self._place(Parked(number, again, record, self.events.now_s))
-
-    def expire(self, now_s: float) -> None:
-        """Fail whatever has waited past its deadline to be handed over, so that no outage keeps a request for ever."""
-        oldest_s = now_s - self.config.deadline_s
-        for attempt in [a for a in self.attempts.values() if a.since_s < oldest_s and not a.handed_over]:
-            self._withdraw(attempt)
-            self._end(attempt.number, attempt.record, "failed", "deadline")
-        for parked in self._take_parked():
-            if parked.since_s < oldest_s:
-                self._end(parked.number, parked.record, "failed", "deadline")
-            else:
-                self.parked.append(parked)
-
-    def _withdraw(self, attempt: Attempt) -> None:
-        self._leave(attempt)
-        self.transfers.lose(attempt)
-        self.prefill.lose(attempt)
-        self.decode.lose(attempt)
-        self.control.settle(attempt.prefill)
+        self.in_flight.end(attempt.number, attempt.record, "completed")
         self.control.settle(attempt.decode)
-
-    def _take_parked(self) -> list[Parked]:
-        parked, self.parked = self.parked, []
-        return parked
-
-    def unpark(self) -> None:
-        """A worker is active again: place what waited for one."""
-        for parked in self._take_parked():
-            self._place(parked)
