@@ -47,7 +47,8 @@ class Linear:
 
 def pad_rows(x: Tensor, rows: int) -> Tensor:
     """x [.., n, k] with zero rows appended, up to `rows`."""
-    return F.pad(x, (0, 0, 0, rows - x.shape[-2]))
+    missing = rows - x.shape[-2]
+    return F.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def bmm_rows(a: Tensor, b: Tensor) -> Tensor:

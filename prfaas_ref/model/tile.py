@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prfaas_ref.model.exact import add_bmm_rows, bmm_rows, pad_rows
+from prfaas_ref.model.exact import add_bmm_rows, bmm_rows, pad_rows, round_up
 from prfaas_ref.model.state import LayerState
 
 
@@ -72,23 +72,25 @@ def tile_rows(
     k_decayed, q_decayed = (kq * P[..., None, :]).unbind(-2)
     rhs = torch.cat((beta[..., None] * v, k_decayed), dim=-1)
 
-    # Row after row, all tiles at once. A product takes four rows, of which two, the next row's, are thrown away.
-    kq = pad_rows(kq.view(N, H, 2 * n, K), 2 * n + 2)
-    X, UW, R = tile.X, tile.UW, []
-    for i in range(n):
-        X = add_key(X, first + i, k[..., i, :], a[..., i, :])
-        AR = bmm_rows(kq[..., 2 * i : 2 * i + 4, :], X.transpose(-1, -2))
-        UW = set_row(UW, first + i, rhs[..., i, :] - bmm_rows(AR, UW)[..., 0, :])
-        R.append(AR[..., 1, :])
-    O, RW = bmm_rows(torch.stack(R, dim=-2), UW).split((V, K), dim=-1)
-    tile.X, tile.UW, tile.P = X, UW, P[..., -1, :]
+    # Row after row, all tiles at once. A product takes four rows, k and q of two tokens, of which two are thrown away.
+    X, UW, R = tile.X.flatten(0, 1), tile.UW.flatten(0, 1), []
+    kq = pad_rows(kq.view(N * H, 2 * n, K), round_up(2 * n, 4))
+    rows = zip(*(x.flatten(0, 1).unbind(1) for x in (k, a, rhs)), strict=True)
+    for i, (k_i, a_i, rhs_i) in enumerate(rows):
+        four, own = i // 2 * 4, i % 2 * 2
+        X = add_key(X, first + i, k_i, a_i)
+        AR = bmm_rows(kq[:, four : four + 4], X.mT)
+        UW = set_row(UW, first + i, rhs_i - bmm_rows(AR, UW)[:, own])
+        R.append(AR[:, own + 1])
+    O, RW = bmm_rows(torch.stack(R, dim=1), UW).unflatten(0, (N, H)).split((V, K), dim=-1)
+    tile.X, tile.UW, tile.P = X.unflatten(0, (N, H)), UW.unflatten(0, (N, H)), P[..., -1, :]
 
     # The state walks through the tiles: the only step that is sequential in time.
-    S_at = [S]
-    if first + n == X.shape[-2]:
-        for tile_end in zip(X, *UW.split((V, K), dim=-1), tile.P[..., None], strict=True):
-            S_at.append(fold(S_at[-1], *tile_end))
-    return O + bmm_rows(q_decayed - RW, torch.stack(S_at[:N])), S_at[-1]
+    complete, read = first + n == X.shape[1], []
+    for Q_t, *tile_t in zip(q_decayed - RW, tile.X, *tile.UW.split((V, K), dim=-1), tile.P[..., None], strict=True):
+        read.append(bmm_rows(Q_t, S))
+        S = fold(S, *tile_t) if complete else S
+    return O + torch.stack(read), S
 
 
 def next_row(q: Tensor, k: Tensor, v: Tensor, a: Tensor, beta: Tensor, state: LayerState, at: RowIndex) -> Tensor:
