@@ -69,13 +69,13 @@ class LinkReport:
 
 @dataclass(frozen=True)
 class Sample:
-    """What is read at one moment. `shaped`: the emulated link is busy. `out_of_credit`: the receiver takes no more."""
+    """What is read at one moment. `link_busy_s` is the emulated link's; `out_of_credit`: the receiver takes no more."""
 
     at_s: float
     confirmed_bytes: int
     queued_bytes: int
     in_flight_bytes: int
-    shaped: bool
+    link_busy_s: float
     out_of_credit: bool
     sockets: tuple[TcpInfo, ...]
 
@@ -90,7 +90,7 @@ def link_report(before: Sample, now: Sample) -> LinkReport:
     resent_share = None if sent is None or resent is None else resent / sent if sent else 0.0
     receiver_full = now.out_of_credit or (busy_us and rwnd_us and rwnd_us > busy_us / 2)
     limited_by: Literal["sender", "receiver", "network", "rate"]
-    if now.shaped:
+    if now.link_busy_s - before.link_busy_s > elapsed_s / 2:
         limited_by = "rate"
     elif receiver_full:
         limited_by = "receiver"

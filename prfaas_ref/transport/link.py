@@ -19,6 +19,7 @@ class EmulatedLink:
         if (bits_per_s is not None and bits_per_s <= 0) or rtt_s < 0:
             raise ValueError(f"a link of {bits_per_s} bit/s and {rtt_s} s")
         self.bits_per_s, self.rtt_s, self._burst_s = bits_per_s, rtt_s, burst_s
+        self.busy_s = 0.0  # in all, so that a sampler sees its utilisation
         self._free_at = float("-inf")
         self._lock = Lock()
 
@@ -32,6 +33,7 @@ class EmulatedLink:
         if self.bits_per_s is None:
             return now + self.rtt_s
         with self._lock:
-            start = max(self._free_at, now - self._burst_s)
-            self._free_at = start + n_bytes * BITS_PER_BYTE / self.bits_per_s
+            on_wire_s = n_bytes * BITS_PER_BYTE / self.bits_per_s
+            self._free_at = max(self._free_at, now - self._burst_s) + on_wire_s
+            self.busy_s += on_wire_s
             return max(self._free_at, now) + self.rtt_s

@@ -14,6 +14,8 @@ from prfaas_ref.transport.session import Event, Line, Session
 from prfaas_ref.transport.transfers import Transfers
 from prfaas_ref.transport.transitions import RECEIVER, R, step
 
+REPORT_S = 0.05  # chunks are confirmed at least so often, and after an eighth of the credit
+
 
 class Receiver:
     """Feed it `connect`, `admit`, `receive`, `surrender`, `lose` and `tick`; the last four return events."""
@@ -114,7 +116,7 @@ class Receiver:
         if not frame.intact:
             raise Corrupt(f"{header.type.name} fails its checksum")
         if header.type is FrameType.PING:
-            line.report()
+            line.report(now)
             if session.incoming is None:
                 return []
             session.incoming.fenced.add(connection.stripe)
@@ -168,9 +170,9 @@ class Receiver:
         incoming.count(frame.header.length, now)
         line.unreported.append(pair)
         line.unreported_bytes += frame.header.length
-        covering = incoming.state is R.COVERING
-        if covering or line.unreported_bytes >= self.limits.credit_bytes // (8 * line.connection.stripes):
-            line.report()
+        covering, batch_bytes = incoming.state is R.COVERING, self.limits.credit_bytes // (8 * line.connection.stripes)
+        if covering or line.unreported_bytes >= batch_bytes or now >= line.reported_at + REPORT_S:
+            line.report(now)
         return self.transfers.complete(incoming) if covering else []
 
     def _lost_chunks(self, incoming: Incoming) -> list[Event]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from prfaas_ref.transport.connection import Terms
-from prfaas_ref.transport.errors import PeerGone, TransportError
+from prfaas_ref.transport.errors import Busy, PeerGone, TransportError
 from prfaas_ref.transport.frames import FrameType, Header, control_frame
 from prfaas_ref.transport.handler import Handler, as_transport_error
 from prfaas_ref.transport.messages import encode, failure
@@ -64,22 +64,32 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Ends every connection and transfer; returns when the last handler call has. Call it from no handler."""
+        """Ends every connection and transfer; returns when the last handler call has. Call it from no handler.
+
+        What a handler is applying is applied, and its sender is told, before the connections end.
+        """
         self._closing = True
-        self._join_threads()
+        self._join("listen", "handler")
+        for wire in list(self._wires.values()):
+            wire.stream.finish()
+        self._join("line", within_s=self._limits.grace_s)
+        for wire in list(self._wires.values()):
+            wire.stream.shut()
+        self._join("line")
         with self._lock:
             events = self.core.close(PeerGone("the receiver is closing"))
         self._act(events)
-        self._join_threads()
+        self._join("handler")
         self._listener.close()
 
-    def _join_threads(self) -> None:
-        while threads := self._running():
-            threads[0].join()
-
-    def _running(self) -> list[threading.Thread]:
-        with self._spawning:
-            return list(self._threads)
+    def _join(self, *kinds: str, within_s: float = float("inf")) -> None:
+        deadline = self._clock() + within_s
+        while (left_s := deadline - self._clock()) > 0:
+            with self._spawning:
+                threads = [t for t in self._threads if t.name.endswith(kinds)]
+            if not threads:
+                return
+            threads[0].join(min(left_s, self._limits.handshake_s))
 
     def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
         def body() -> None:
@@ -105,8 +115,6 @@ class Server:
             with self._lock:
                 events = self.core.tick(self._clock())
             self._act(events)
-        for wire in list(self._wires.values()):
-            wire.stream.shut()
 
     def _welcome(self, sock: socket.socket) -> None:
         try:
@@ -141,7 +149,7 @@ class Server:
     def _pump(self, wire: Wire) -> None:
         line, connection = wire.line, wire.line.connection
         pump = Pump(wire.stream, partial(self._admit, line), lambda: connection.ready, self._limits, self._clock)
-        while not self._closing:
+        while True:
             frame = pump.step()
             if frame:
                 with self._lock:
@@ -154,7 +162,6 @@ class Server:
                 continue
             self._act(events)
             self._deliver(line.session or line)
-        raise PeerGone("the receiver is closing")
 
     def _admit(self, line: Line, header: Header) -> list[memoryview] | None:
         with self._lock:
@@ -197,6 +204,8 @@ class Server:
         match event:
             case Offered():
                 try:
+                    if self._closing:
+                        raise Busy("the receiver is closing")
                     destination = self._handler.on_offer(incoming)
                 except Exception as error:
                     with self._lock:

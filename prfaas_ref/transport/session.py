@@ -44,6 +44,7 @@ class Line:
     lent: tuple[Incoming, tuple[int, int]] | None = None  # the chunk whose pages its next bytes land in
     unreported: list[tuple[int, int]] = field(default_factory=list)
     unreported_bytes: int = 0
+    reported_at: float = 0.0
 
     @property
     def must_surrender(self) -> bool:
@@ -58,13 +59,13 @@ class Line:
         """Its session has ended: close it."""
         return self.session is not None and self.session.over
 
-    def report(self) -> None:
+    def report(self, now: float) -> None:
         """PROGRESS, on the connection that the chunks came by: credit returns there, and a PING is answered."""
         assert self.session is not None
         progress = Progress(to_spans(self.unreported))
         self.connection.send(FrameType.PROGRESS, progress, self.session.transfer, self.session.attempt)
         self.unreported.clear()
-        self.unreported_bytes = 0
+        self.unreported_bytes, self.reported_at = 0, now
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ class TcpStream:
             raise PeerGone("the peer closed the connection")
         return n_bytes
 
+    def finish(self) -> None:
+        """No more will be written; what was written still arrives."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
     def shut(self) -> None:
         """Both directions end now; blocked calls return. Call `close` when no thread uses it any more."""
         with contextlib.suppress(OSError):
@@ -117,6 +122,10 @@ class TlsStream:
                     raise TimeoutError from None
             except (OSError, ValueError) as error:
                 raise PeerGone(f"TLS: {error}") from None
+
+    def finish(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
 
     def shut(self) -> None:
         with contextlib.suppress(OSError):

@@ -83,7 +83,7 @@ class Stripes:
         queued = core.outgoing.queued_bytes if core.outgoing else 0
         waiting = core.outgoing.next_length() if core.outgoing else 0
         return Sample(
-            now, core.confirmed_bytes, queued, core.in_flight_bytes, self._link.free_at > now,
+            now, core.confirmed_bytes, queued, core.in_flight_bytes, self._link.busy_s,
             waiting > 0 and core.out_of_credit(waiting), tuple(tcp_info(stream.socket) for stream in self._streams),
         )  # fmt: skip
 

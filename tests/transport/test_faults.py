@@ -329,6 +329,21 @@ def test_a_slow_handler_delays_no_other_transfer() -> None:
     assert pages.completed == ["quick0", "quick1", "quick2", "slow"]
 
 
+def test_a_server_that_closes_while_it_applies_still_says_applied() -> None:
+    applying = threading.Event()
+
+    def apply(_: Incoming) -> None:
+        applying.set()
+        time.sleep(0.2)
+
+    with ConnectionPair(pages := Landing(manifest, apply=apply)) as pair:
+        closing = threading.Thread(target=lambda: applying.wait(10) and pair.server.close())
+        closing.start()
+        report, _ = send(pair.client)
+        closing.join()
+        assert report.attempts == 1 and pages.completed == ["x"] and not pages.closed
+
+
 def test_a_dead_server_is_a_typed_error_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = free.getsockname()

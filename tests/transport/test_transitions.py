@@ -9,7 +9,7 @@ import pytest
 
 from prfaas_ref.transport import LayerSpec, Manifest, TensorSpec
 from prfaas_ref.transport.checks import Check, checksum
-from prfaas_ref.transport.errors import ProtocolError, TransportError
+from prfaas_ref.transport.errors import PeerRestarted, ProtocolError, TransportError
 from prfaas_ref.transport.frames import FrameType as F
 from prfaas_ref.transport.frames import Header, control_frame, pack
 from prfaas_ref.transport.memory import MemoryLink
@@ -171,6 +171,19 @@ def test_the_receiver_follows_its_table(state: R, kind: F) -> None:
         ended = kind is F.ABORT or incoming.state is R.QUARANTINE  # a lie in a lawful frame fails the transfer
         assert ended or incoming.state is RECEIVING[state].get(kind, state)
     assert not pages.completed
+
+
+@pytest.mark.parametrize("kind", sorted(set(F) - {F.HELLO, F.AUTH}))
+def test_a_frame_from_before_a_restart_is_refused_at_both_ends(kind: F) -> None:
+    """Boot epochs are on every frame, as the session tag; one that is not ours ends the connection."""
+    link = MemoryLink(SENDER_TERMS, RECEIVER_TERMS, Landing(lambda _: SPEC))
+    sender = link.connect()
+    while not sender.ready:
+        link.step()
+    (line,), (connection,) = link.receiver.lines, sender.connections
+    for admit in (lambda h: link.receiver.admit(line, h), lambda h: sender.admit(connection, h)):
+        with pytest.raises(PeerRestarted):
+            list(feed(FrameReader(admit), frame_bytes(kind, connection.tag ^ 1, 1)))
 
 
 @pytest.mark.parametrize("kind", sorted(set(F) - {F.OFFER, F.PING}))
