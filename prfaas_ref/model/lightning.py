@@ -48,8 +48,8 @@ class Lightning:
         row = torch.arange(C, dtype=torch.float64)
         steps = row[:, None] - row
         decay = torch.exp(-speed[:, None, None] * steps.clamp(min=0)) * (steps >= 0)
-        self.decay = decay.float()  # [H, C, C], from row j to row i >= j
-        self.from_start = torch.exp(-speed[:, None] * (row + 1)).float()  # [H, C]
+        self.decay = decay.float().to(self.norm.device)  # [H, C, C], from row j to row i >= j
+        self.from_start = torch.exp(-speed[:, None] * (row + 1)).float().to(self.norm.device)  # [H, C]
 
     def __call__(self, x: Tensor, state: LayerState, schedule: Schedule) -> Tensor:
         """x: [B, n, d], normed. Returns [B, n, d] and advances `state` in place."""
