@@ -81,7 +81,8 @@ class Client:
         """Offer tokens `available_from`..n_tokens-1 of `manifest`, to be applied within `deadline_s` of now.
 
         Returns when the receiver has accepted; its `have_tokens` and `increment` say what travels. Raises Refused
-        (field, ours, theirs), Busy, or how the connection failed. `metadata` is small JSON for the receiver's handler.
+        (field, ours, theirs), Busy, or how the connection failed; ValueError while another transfer of this client is
+        under way. `metadata` is small JSON for the receiver's handler.
         """
         offer = Offer(
             transfer_id, available_from, deadline_s, self.options.chunk_bytes, manifest.to_json(), metadata or {}

@@ -71,8 +71,12 @@ class Sender:
     # what the user asks for
 
     def offer(self, outgoing: Outgoing, attempt: int) -> None:
-        """Begin a transfer, or its next attempt. Raises PeerRestarted when the first one went to another process."""
-        assert self.ready and (self.state is S.IDLE or self.state in ENDED)
+        """Begin a transfer, or its next attempt. Raises PeerRestarted when the first one went to another process.
+
+        Raises ValueError while another transfer is under way: a session carries one at a time.
+        """
+        if not self.ready or self.state not in (S.IDLE, *ENDED):
+            raise ValueError("a session carries one transfer at a time; open another client")
         if outgoing.peer_epoch not in ("", self.peer_epoch):
             raise PeerRestarted(f"boot epoch {outgoing.peer_epoch} is now {self.peer_epoch}")
         outgoing.peer_epoch = self.peer_epoch

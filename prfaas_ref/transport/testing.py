@@ -74,3 +74,5 @@ class ConnectionPair:
             self.client.close()
         finally:
             self.server.close()
+        core = self.server.core
+        assert not core.transfers.under_way and not core.lines, "something was not given back"

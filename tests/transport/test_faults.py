@@ -15,6 +15,7 @@ import pytest
 
 from prfaas_ref.transport import (
     Client,
+    Destination,
     Incoming,
     LayerSpec,
     Limits,
@@ -29,6 +30,7 @@ from prfaas_ref.transport.checks import Check
 from prfaas_ref.transport.errors import (
     ApplyFailed,
     Busy,
+    DeadlineExceeded,
     Expired,
     Incomplete,
     PeerGone,
@@ -342,6 +344,29 @@ def test_a_server_that_closes_while_it_applies_still_says_applied() -> None:
         report, _ = send(pair.client)
         closing.join()
         assert report.attempts == 1 and pages.completed == ["x"] and not pages.closed
+
+
+def test_a_handler_that_decides_too_late_gives_its_destination_back() -> None:
+    """SGLang PR 12693's kin: the sender has given up when `on_offer` returns; its pages are freed once."""
+
+    class Slow(Landing):
+        def on_offer(self, incoming: Incoming) -> Destination:
+            time.sleep(0.6)
+            return super().on_offer(incoming)
+
+    with ConnectionPair(pages := Slow(manifest), limits=Limits(resume_s=0.1)) as pair:
+        with pytest.raises((DeadlineExceeded, Expired)):
+            pair.client.offer("x", manifest(150), deadline_s=0.2)
+        eventually(lambda: pages.closed)
+        send(pair.client, "y", 5)
+    assert [name for name, _ in pages.closed] == ["x"] and pages.completed == ["y"]
+
+
+def test_a_client_carries_one_transfer_at_a_time() -> None:
+    with ConnectionPair(Landing(manifest)) as pair, pair.client.offer("x", manifest(150), deadline_s=10) as transfer:
+        with pytest.raises(ValueError, match="one transfer at a time"):
+            pair.client.offer("y", manifest(150), deadline_s=10)
+        finish(transfer, [[memoryview(bytes(t.n_bytes)) for t in layer.tensors] for layer in manifest(150).layers])
 
 
 def test_a_dead_server_is_a_typed_error_at_once() -> None:
