@@ -53,8 +53,8 @@ def cases(args: argparse.Namespace) -> list[Case]:
         if not requests:
             raise UserError(f"trace {args.trace} holds no requests")
         return mooncake.cases(requests)
-    n = args.requests or REQUESTS[args.name]
-    return {"case-study": case_study, "policies": policies, "day": day}[args.name].cases(n)
+    n: int = args.requests or REQUESTS[args.name]
+    return {"case-study": case_study.cases, "policies": policies.cases, "day": day.cases}[str(args.name)](n)
 
 
 def as_markdown(title: str, notes: str, rows: list[Row]) -> str:

@@ -90,7 +90,7 @@ def compare(scenario: Scenario, best: Plan) -> dict[str, Plan]:
             found[name] = rival()
         except Infeasible:
             continue
-    return found
+    return {name: plan for name, plan in found.items() if plan.predicted.lambda_max > 0}
 
 
 def as_json(prices: Prices, best: Plan, rivals: dict[str, Plan], gains: dict[str, float]) -> dict[str, object]:
@@ -118,16 +118,15 @@ def _numbers(prices: Prices, plan: Plan) -> dict[str, object]:
     }
 
 
-def _gain(best: Plan, rival: Plan) -> float | None:
-    return best.predicted.lambda_max / rival.predicted.lambda_max - 1.0 if rival.predicted.lambda_max else None
+def _gain(best: Plan, rival: Plan) -> float:
+    return best.predicted.lambda_max / rival.predicted.lambda_max - 1.0
 
 
 def as_text(prices: Prices, best: Plan, rivals: dict[str, Plan], gains: dict[str, float]) -> str:
     header = ("", "PrfaaS/N_p/N_d", "t, tokens", "requests/s", "mean TTFT, s", "P90 TTFT, s", "Gbps", "cost/h", "gain")
     rows = [_row("this plan", prices, best, "")]
     for name, rival in rivals.items():
-        gain = _gain(best, rival)
-        rows.append(_row(name, prices, rival, "-" if gain is None else f"{100 * gain:+.1f} %"))
+        rows.append(_row(name, prices, rival, f"{100 * _gain(best, rival):+.1f} %"))
     offloaded = f"{100 * best.predicted.p_long:.1f} % offloaded"
     bound = f"Binding: {best.predicted.binding}. {offloaded}."
     lines = [table(header, rows), "", f"Gain: of this plan over the row. {bound}"]
@@ -137,7 +136,7 @@ def as_text(prices: Prices, best: Plan, rivals: dict[str, Plan], gains: dict[str
 
 def _row(name: str, prices: Prices, plan: Plan, gain: str) -> tuple[object, ...]:
     c, t = plan.counts, plan.threshold_tokens
-    threshold = {0.0: "all remote", float("inf"): "all local"}.get(t, f"{t:,.0f}")
+    threshold = {1.0: "all remote", 0.0: "all local"}.get(plan.predicted.p_long, f"{t:,.0f}")
     return (
         name, f"{c.prfaas:g}/{c.pd_prefill:g}/{c.pd_decode:g}", threshold, plan.predicted.lambda_max, plan.ttft.mean_s,
         plan.ttft.p90_s, plan.egress_bits_per_s / G, float(prices.of(c)), gain,

@@ -55,10 +55,8 @@ def prefix_transfer_pays(
 ) -> bool:
     """Is moving the prefix's increment sooner done than computing it? `here` and `there` are usable cached tokens.
 
-    The recurrent state always goes whole; equal caches never move.
+    The recurrent state always goes whole. Equal caches never move: nothing would be saved.
     """
-    if there <= here:
-        return False
     compute_here_s = profile.seconds(uncached_tokens(prompt_tokens, here), here)
     compute_after_s = profile.seconds(uncached_tokens(prompt_tokens, there), min(there, prompt_tokens - 1))
     return link.seconds(kv.bytes(there, here)) + compute_after_s < compute_here_s

@@ -58,6 +58,21 @@ def test_scheduler_and_its_commands_do_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_scenario_without_remote_instances_or_without_requests(capsys, tmp_path):
+    alone, empty = tmp_path / "alone.toml", tmp_path / "empty.toml"
+    alone.write_text(EXAMPLE.replace("instances = 4", "instances = 0"))
+    found = json.loads(run(capsys, "plan", alone, "--json"))
+    assert set(found["compared_with"]) == {"homogeneous, equal count", "homogeneous, equal cost"}
+    assert "all local" in run(capsys, "plan", alone)
+    assert json.loads(run(capsys, "simulate", alone, "--requests", 50, "--json"))["offloaded_share"] == 0
+    (tmp_path / "t.jsonl").write_text("")
+    drawn = EXAMPLE[EXAMPLE.index("mu = 9.90") : EXAMPLE.index("output_tokens")]
+    empty.write_text(EXAMPLE.replace(drawn, 'trace = "t.jsonl"\ntrace_format = "mooncake"\n'))
+    assert json.loads(run(capsys, "plan", empty, "--json"))["lambda_max"] > 0
+    found = json.loads(run(capsys, "simulate", empty, "--json"))
+    assert (found["arrived"], found["in_flight"], found["mean_ttft_ms"]) == (0, 0, None)
+
+
 def test_simulate_counts_and_repeats(capsys):
     first, again = (json.loads(run(capsys, "simulate", "--requests", 400, "--seed", 3, "--json")) for _ in range(2))
     assert first == again

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from prfaas_ref.request import Request
 from prfaas_ref.scheduler.admission import Admission
 from prfaas_ref.scheduler.fleet import Costs, LinkView, WorkerView, muster
-from prfaas_ref.scheduler.placement import choose_prefill
+from prfaas_ref.scheduler.placement import choose_prefill, prefix_transfer_pays
 from prfaas_ref.scheduler.profile import KvSize, PrefillProfile
 from prfaas_ref.scheduler.router import Cheapest, Decision, Fixed, Refusal, Router, Threshold, policy_for
 
@@ -79,6 +79,15 @@ def test_abundant_judges_the_longer_cache_and_moves_the_increment():
 def test_equal_caches_move_nothing():
     decision = route(Threshold(1000, "abundant"), 50_000, views(in_prfaas=20_000, in_pd=20_000))
     assert (decision.route, decision.prefix_bytes) == ("prfaas", 0)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "pays"), [(0, 900, True), (500, 500, False), (900, 500, False), (0, 1, False)]
+)
+def test_a_transfer_must_save_more_than_it_costs(here, there, pays):
+    free, dear = LinkView(), LinkView(1e9, rtt_s=0.05)  # a token takes 0.3 ms, 50 ms are 167 tokens
+    assert prefix_transfer_pays(1000, here, there, SLOW, KvSize(0.0), free) == (there > here)
+    assert prefix_transfer_pays(1000, here, there, SLOW, KV, dear) == pays
 
 
 def test_a_prefix_that_is_dearer_to_move_than_to_compute_stays_and_is_judged_as_scarce():
@@ -186,6 +195,7 @@ def test_admission_counts_the_queue_and_the_link_and_charges_nothing():
     workers = views()
     router = Router(Fixed("prfaas"), COSTS, admission=Admission(max_ttft_s=2.0))
     assert isinstance(router.route(request(10_000, "a"), muster(workers, LinkView(1e9))), Decision)
+    router.release_all("a")
     slow = muster(workers, LinkView(8e6))  # 11 MB take 11 s
     assert router.route(request(10_000, "b"), slow) == Refusal("predicted ttft", "admission: predicted ttft")
     workers[0].load.work_us = 3 * 10**6

@@ -5,6 +5,7 @@ Knows nothing of what happened, only that it did.
 
 import hashlib
 import struct
+from itertools import starmap
 from typing import NamedTuple
 
 KINDS = (
@@ -13,7 +14,7 @@ KINDS = (
 )  # fmt: skip
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _ENTRY = struct.Struct("<Bdqi")
-_FLUSH_BYTES = 1 << 16
+_FLUSH_ENTRIES = 4096
 
 
 class Span(NamedTuple):
@@ -30,19 +31,15 @@ class EventLog:
     """Everything that happened, in order."""
 
     def __init__(self, keep_spans: bool = False) -> None:
-        self.entries = 0
         self.spans: list[Span] | None = [] if keep_spans else None
         self._hash = hashlib.sha256()
-        self._pending = bytearray()
+        self._pending: list[tuple[int, float, int, int]] = []
 
     def add(self, kind: str, now_s: float, request: int = -1, worker: int = -1) -> None:
         """Log one event; numbers of requests and workers, -1 for none."""
-        pending = self._pending
-        pending += _ENTRY.pack(_CODE[kind], now_s, request, worker)
-        self.entries += 1
-        if len(pending) > _FLUSH_BYTES:
-            self._hash.update(pending)
-            pending.clear()
+        self._pending.append((_CODE[kind], now_s, request, worker))
+        if len(self._pending) == _FLUSH_ENTRIES:
+            self._flush()
 
     def span(self, name: str, request: int, where: str, start_s: float, end_s: float) -> None:
         if self.spans is not None:
@@ -50,6 +47,9 @@ class EventLog:
 
     def hexdigest(self) -> str:
         """sha256 over everything logged so far."""
-        self._hash.update(self._pending)
-        self._pending.clear()
+        self._flush()
         return self._hash.hexdigest()
+
+    def _flush(self) -> None:
+        self._hash.update(b"".join(starmap(_ENTRY.pack, self._pending)))
+        self._pending.clear()

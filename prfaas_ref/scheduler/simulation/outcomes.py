@@ -12,6 +12,8 @@ from prfaas_ref.request import RequestRecord
 
 STATUSES = ("completed", "rejected", "failed")
 ROUTES = ("prfaas", "pd", None)
+_STATUS_CODE = {status: code for code, status in enumerate(STATUSES)}
+_ROUTE_CODE = {route: code for code, route in enumerate(ROUTES)}
 
 
 class Row(NamedTuple):
@@ -62,8 +64,8 @@ class Outcomes:
         self.cached_tokens.append(record.cached_tokens)
         self.link_bytes.append(record.link_bytes)
         self.attempts.append(record.attempts)
-        self.route.append(ROUTES.index(record.route))
-        self.status.append(STATUSES.index(record.status))
+        self.route.append(_ROUTE_CODE[record.route])
+        self.status.append(_STATUS_CODE[record.status])
 
     def check_conservation(self, in_flight: int) -> None:
         """Every request that arrived has ended once or is in flight. Raises AssertionError."""

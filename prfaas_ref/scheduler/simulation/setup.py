@@ -41,7 +41,9 @@ class Setup:
             kept = self.requests[:n]
             return replayed(kept) if self.rate_per_s is None else replayed_at(kept, self.rate_per_s)
         system = self.config.system
-        assert isinstance(system.lengths, LogNormalLengths) and self.rate_per_s is not None
+        if not isinstance(system.lengths, LogNormalLengths):
+            return iter(())  # an empty trace
+        assert self.rate_per_s is not None
         rng = np.random.default_rng(seed)
         return drawn(n, self.rate_per_s, system.lengths, round(system.output_tokens), rng, burstiness)
 
