@@ -2,14 +2,17 @@
 
 The paper's workload on 16 instances (4 PrfaaS, 12 PD) at 0.8 of the planned maximum, prefix caches and metrics on. The
 bare loop pushes as many events into heapq as the simulation processed, in random order, then pops them all and does
-nothing else; both are timed in turn in this process, in seconds of CPU, and the medians compared, so a busy machine slows both.
-`--large N` also says what one request costs in a run of N requests, over what it costs in the short run.
+nothing else; both are timed in turn in this process, in seconds of CPU, and the medians compared, so a busy machine
+slows both. The same without prefix caches says what these cost: the index is the workers' own, and here every prompt is
+a node that nobody shares, to be published and evicted. `--large N` also says what one request costs in a run of N
+requests, over what it costs in the short run.
 """
 
 import argparse
 import heapq
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -36,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--requests, --repeats and --large must be at least 1")
     setup = configure(parse_scenario(SIXTEEN, Path()), "prfaas-pd")
     found = measure(setup, args.requests, args.repeats)
+    bare = measure(replace(setup, config=replace(setup.config, cache_bytes=0.0)), args.requests, args.repeats)
+    found |= {f"{name}_without_caches": bare[name] for name in ("requests_s", "ratio")}
     if args.large:
         seconds, _ = time_simulation(setup, args.large)
         per_request_s = seconds / args.large
