@@ -155,6 +155,17 @@ class _Table:
     def maybe(self, key: str) -> float | None:
         return self.number(key) if self.has(key) else None
 
+    def numbers(self, key: str, names: tuple[str, ...]) -> list[float]:
+        """As many numbers as there are names."""
+        value = self._get(key, None)
+        if (
+            not isinstance(value, list)
+            or len(value) != len(names)
+            or not all(isinstance(x, int | float) for x in value)
+        ):
+            raise UserError(f"{self.where} {key} must be [{', '.join(names)}], not {value!r}")
+        return [float(x) for x in value]
+
     def count(self, key: str) -> int:
         value = self.number(key)
         if value != int(value) or value < 0:
@@ -215,10 +226,7 @@ def _scenario(tables: Mapping[str, _Table], folder: Path) -> Scenario:
 def _profile(table: _Table) -> Profile:
     if table.has("prefill_points"):
         return MeasuredProfile(table.rows("prefill_points", (float, float)))
-    value = table._get("prefill_coefficients", None)
-    if not isinstance(value, list) or len(value) not in (2, 3) or not all(isinstance(x, int | float) for x in value):
-        raise UserError(f"{table.where} prefill_coefficients must be [base_s, per_token_s, per_token2_s]")
-    return PrefillProfile(*value)
+    return PrefillProfile(*table.numbers("prefill_coefficients", ("base_s", "per_token_s", "per_token2_s")))
 
 
 def _kv(table: _Table, folder: Path) -> KvSize:
