@@ -282,6 +282,7 @@ class HybridCacheIndex:
     # ---- helpers
 
     def _release(self, alloc: Allocation) -> None:
+        assert alloc in self.allocations, "a request is released twice"
         self.allocations.remove(alloc)
         self.tree.give_back(alloc.account, alloc.private_blocks)
         self.tree.releases += 1

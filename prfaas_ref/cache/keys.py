@@ -43,6 +43,9 @@ class Namespace:
         }
         object.__setattr__(self, "root", hashlib.sha256(_tagged(fields)).digest())
 
+    def __hash__(self) -> int:
+        return hash(self.root)
+
 
 def _tagged(fields: dict[str, str]) -> bytes:
     """Each name and value behind its own length, so that no value can be read as another field's."""

@@ -92,7 +92,7 @@ class CacheTree:
 
     def add_snapshot(self, account: Account, block: PrefixBlock, ids: tuple[int, ...]) -> None:
         """Publish written state at the end of `block`, which the caller holds. Nobody holds the snapshot."""
-        snapshot = block.snapshot = Snapshot(block, block.depth, len(ids), last_use=self.releases, ids=ids)
+        snapshot = block.snapshot = Snapshot(block, block.depth, len(ids), 0, self.releases, False, ids)
         account.add(snapshot)
         if self.listener:
             self.listener.stored(snapshot)
@@ -118,11 +118,13 @@ class CacheTree:
         over_quota = account.held_blocks + count - account.quota_blocks
         if over_quota > account.evictable_blocks:
             raise OutOfBlocks(f"{count} blocks wanted, the tenant's quota is {account.quota_blocks}")
-        if self.ids.num_free < count > self.ids.num_free + self.num_evictable:
+        short = count - self.ids.num_free
+        if short > 0 and short > self.num_evictable:
             raise OutOfBlocks(f"{count} blocks wanted, {self.ids.num_free} free and {self.num_evictable} evictable")
         if over_quota > 0:
             self._evict(account, over_quota)
-        while (short := count - self.ids.num_free) > 0:
+            short = count - self.ids.num_free
+        if short > 0:
             self._evict_from_any(short)
         account.held_blocks += count
         return self.ids.take(count)
@@ -140,7 +142,9 @@ class CacheTree:
     def _evict_from_any(self, num_blocks: int) -> None:
         if len(self.accounts) == 1:
             self._evict(self.shared, num_blocks)
-        else:
+            return
+        enough = self.ids.num_free + num_blocks
+        while self.ids.num_free < enough:
             self._evict(min(self.accounts, key=Account.lowest_score), 1)
 
     def _evict(self, account: Account, num_blocks: float) -> None:

@@ -14,7 +14,7 @@ import traceback
 from prfaas_ref.cache.conformance.machine import AdapterFactory, examine
 from prfaas_ref.cache.conformance.mutants import MUTANT_STORIES, Verdict, try_all
 
-STORIES = 300
+STORIES = 400
 OURS = "prfaas_ref.cache.conformance.ours:OurAdapter"
 
 
@@ -53,7 +53,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--adapter", default=OURS, help="module:name of the manager's adapter (default: our pool)")
-    parser.add_argument("--stories", type=int, help="random lives to try (300; at most 400 for a mutant)")
+    parser.add_argument("--stories", type=int, help="random lives to try, for each mutant if they are (400)")
     parser.add_argument("--mutants", action="store_true", help="plant each known fault in our pool and look for it")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     args = parser.parse_args()

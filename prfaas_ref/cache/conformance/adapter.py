@@ -56,6 +56,7 @@ class CacheAdapter:
 
     has_state = False
     has_transfers = False
+    can_stream = False
     can_extend = False
     can_match = False
     has_quotas = False
@@ -118,6 +119,10 @@ class CacheAdapter:
         self, tenant: str, tokens: list[int], live_blocks: int, lease_end_s: float
     ) -> tuple[Admission, Hold] | None:
         """A request whose KV will be written from outside, and that writer's hold: blocks for live state."""
+        raise NotImplementedError
+
+    def stream(self, request: Any, live_blocks: int, lease_end_s: float) -> Hold | None:
+        """Send the request's own blocks where they lie, while it computes them (can_stream; one at a time)."""
         raise NotImplementedError
 
     def ack(self, handle: Any) -> bool:

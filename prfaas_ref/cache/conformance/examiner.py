@@ -34,17 +34,21 @@ class Live:
     state_blocks: tuple[int, ...]
     tickets: list[tuple[Hold, int]] = field(default_factory=list)
     landing: "Flight | None" = None
+    stream: "Flight | None" = None
     freed: bool = False
 
 
 @dataclass(eq=False)
 class Flight:
-    """A transfer in flight: what its reader must go on seeing, and for a receive the request that it fills."""
+    """A transfer in flight: what its reader must go on seeing, for a receive the request that it fills, and for a
+    stream the request that it reads, whose blocks it keeps."""
 
     hold: Hold
     lease_end_s: float
     sees: dict[int, object]
-    live: Live | None
+    live: Live | None = None
+    source: Live | None = None
+    keeps: set[int] = field(default_factory=set)
     stopped: bool = False
 
 
@@ -95,7 +99,11 @@ class Examiner:
         for position, (old, new) in enumerate(zip(live.table, table, strict=True)):
             adopted = live.committed // self._B <= position < num_tokens // self._B
             require(old == new or adopted, "commit moved a block that was not just filled")
+            if old != new and live.stream:
+                live.stream.sees[old] = self.memory[old]  # given up, and still read
         live.table, live.committed = list(table), num_tokens
+        if live.stream:
+            live.stream.keeps.update(table)
         self.oracle.committed(live.tenant, live.tokens, num_tokens)
 
     def extend(self, live: Live, tokens: list[int]) -> None:
@@ -108,10 +116,14 @@ class Examiner:
             return
         require(table[: len(live.table)] == live.table, "extend moved a block")
         require(len(table) == len(live.table) + grown, "extend took another number of blocks than it needs")
-        self._expect_unused(table[len(live.table) :])
+        new = table[len(live.table) :]
+        self._expect_unused(new)
+        self.memory.update(dict.fromkeys(new, "stale"))
         self.handed_out += grown
         live.tokens += tokens
         live.table = list(table)
+        if live.stream:
+            live.stream.keeps.update(table)
 
     def reserve(self, live: Live, depth: int) -> None:
         """Ask for room for a snapshot after `depth` blocks; it is written and published later, if at all."""
@@ -151,6 +163,8 @@ class Examiner:
         self.recent = [*self.recent[-3:], (live.tenant, list(live.tokens))]
         live.freed = True
         live.tickets.clear()
+        if live.stream:
+            live.stream.sees |= {block: self.memory[block] for block in live.table}
         self.adapter.free(live.request)
 
     def send(self, live: Live, num_tokens: int, live_blocks: int, lease_s: float) -> None:
@@ -168,10 +182,26 @@ class Examiner:
         require(full == live.table[: len(full)], "a transfer reads other blocks than the request's")
         self._expect_unused(hold.blocks)
         self.handed_out += len(hold.blocks)
-        flight = Flight(hold, self.now_s + lease_s, {block: self.memory[block] for block in full}, None)
+        flight = Flight(hold, self.now_s + lease_s, {block: self.memory[block] for block in full})
         flight.sees |= {block: ("transfer", id(flight)) for block in hold.blocks}
         self.memory.update(flight.sees)
         self.flights.append(flight)
+
+    def stream(self, live: Live, live_blocks: int, lease_s: float) -> None:
+        if live.landing or live.stream:
+            return
+        before = self.adapter.num_reclaimable()
+        hold = self.adapter.stream(live.request, live_blocks, self.now_s + lease_s)
+        if hold is None:
+            require(self.adapter.num_reclaimable() == before, "a refused stream changed the pool")
+            return
+        self._expect_unused(hold.blocks)
+        self.handed_out += len(hold.blocks)
+        keeps = {*live.table, *live.state_blocks}
+        live.stream = Flight(hold, self.now_s + lease_s, {}, source=live, keeps=keeps)
+        live.stream.sees = {block: ("transfer", id(live.stream)) for block in hold.blocks}
+        self.memory.update(live.stream.sees)
+        self.flights.append(live.stream)
 
     def receive(self, tenant: str, tokens: list[int], live_blocks: int, lease_s: float) -> None:
         before = self.adapter.num_reclaimable()
@@ -265,7 +295,7 @@ class Examiner:
         require(not shared & set(owned), "a cached block was handed out for writing")
         held = self.config.num_blocks - self.adapter.num_reclaimable()
         parting = {b for f in self.flights if f.live and f.live.freed for b in f.live.table + list(f.live.state_blocks)}
-        most = shared | set(owned)
+        most = shared | set(owned) | {block for flight in self.flights for block in flight.keeps}
         require(len(most) >= held >= len(most - parting), "the manager's count of held blocks is another than ours")
         for tenant, quota in self.quotas.items():
             mine = {block for live in self.live if live.tenant == tenant for block in live.table}
@@ -337,7 +367,7 @@ class Examiner:
             require(new.isdisjoint(live.table) and new.isdisjoint(live.state_blocks), "a block of a request was reused")
             require(all(new.isdisjoint(hold.blocks) for hold, _ in live.tickets), "a reserved block was handed out")
         for flight in self.flights:
-            held = (*flight.hold.blocks, *flight.hold.read_blocks)
+            held = (*flight.hold.blocks, *flight.hold.read_blocks, *flight.keeps)
             require(new.isdisjoint(held), "a block of a transfer was handed out")
 
     def _finish(self, flight: Flight) -> None:
@@ -345,3 +375,5 @@ class Examiner:
         self.over = [*self.over[-3:], flight]
         if flight.live:
             flight.live.landing = None
+        if flight.source:
+            flight.source.stream = None

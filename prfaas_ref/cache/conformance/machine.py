@@ -86,10 +86,12 @@ class ManagerMachine(RuleBasedStateMachine):
         self.serve(tenant, [*tokens, *more], 0, snapshots)
 
     @precondition(lambda self: self.examiner.adapter.has_state)
-    @rule(tenant=TENANTS, tokens=TOKENS)
-    def race(self, tenant: str, tokens: list[int]) -> None:
-        """Two equal requests at once: both compute, both have room for the snapshot, one is first."""
+    @rule(tenant=TENANTS, tokens=TOKENS, stream=st.booleans())
+    def race(self, tenant: str, tokens: list[int], stream: bool) -> None:
+        """Two equal requests at once: both compute, both have room for the snapshot, one is first, both are read."""
         lives = [live for live in (self.examiner.allocate(tenant, tokens) for _ in range(2)) if live]
+        for live in lives if stream and self.examiner.adapter.can_stream else ():
+            self.examiner.stream(live, live_blocks=0, lease_s=3)
         for live in lives:
             self.examiner.advance(live, len(tokens))
             self.examiner.reserve(live, len(tokens) // self.examiner.config.block_size)
@@ -133,6 +135,11 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(number=PICK, num_tokens=LENGTH, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))
     def send(self, number: int, num_tokens: int, live_blocks: int, lease_s: int) -> None:
         self.examiner.send(pick(self.examiner.live, number), num_tokens, live_blocks, lease_s)
+
+    @precondition(lambda self: self.examiner.adapter.can_stream and self.examiner.live)
+    @rule(number=PICK, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))
+    def stream(self, number: int, live_blocks: int, lease_s: int) -> None:
+        self.examiner.stream(pick(self.examiner.live, number), live_blocks, lease_s)
 
     @precondition(lambda self: self.examiner.adapter.has_transfers)
     @rule(tenant=TENANTS, tokens=TOKENS, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))

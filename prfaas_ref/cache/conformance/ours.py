@@ -12,6 +12,7 @@ class OurAdapter(CacheAdapter):
     """HybridCacheIndex under examination. `module` holds the index, ours or a mutant's."""
 
     has_transfers = True
+    can_stream = True
     can_extend = True
     can_match = True
     has_quotas = True
@@ -87,6 +88,13 @@ class OurAdapter(CacheAdapter):
         except self.module.OutOfBlocks:
             return None
         return self._admission(transfer.alloc), Hold(transfer, transfer.live_blocks)
+
+    def stream(self, request: Any, live_blocks: int, lease_end_s: float) -> Hold | None:
+        try:
+            transfer = self.index.begin_stream(request, live_blocks, lease_end_s)
+        except self.module.OutOfBlocks:
+            return None
+        return Hold(transfer, transfer.live_blocks)
 
     def ack(self, handle: Any) -> bool:
         return bool(self.index.transfers.ack(handle))
