@@ -55,13 +55,14 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(bench: Bench, rounds: int) -> dict[str, Any]:
     checks = ["none", "crc32", *(["xxh3"] if Check.XXH3 in supported() else [])]
+    best, small = checks[-1], min(bench.n_bytes, 256 * MIB)
     seen: dict[str, list[float]] = {}
 
     def note(name: str, value: float) -> None:
         seen.setdefault(name, []).append(value)
         progress.update()
 
-    steps = rounds * (3 + len(checks) + 1) + 2 + 2
+    steps = rounds * (3 + len(checks) + 1 + 2) + 2
     with tqdm(total=steps, desc="bench transport", file=sys.stderr, disable=None) as progress:
         for _ in range(rounds):
             for connections in (1, 2, 4):
@@ -69,10 +70,9 @@ def measure(bench: Bench, rounds: int) -> dict[str, Any]:
             for check in checks:
                 note(check, bench.n_bytes / bench.ours(check, bench.n_bytes)[0] / G)
             note("safetensors", bench.safetensors_gb_s())
-        best, small = checks[-1], min(bench.n_bytes, 256 * MIB)
-        for rtt_s in (0.0, 0.04):
-            _, bits_per_s = bench.ours(best, small, EmulatedLink(LINK_BITS_PER_S, rtt_s))
-            note(f"link {rtt_s}", bits_per_s / LINK_BITS_PER_S)
+            for rtt_s in (0.0, 0.04):
+                _, bits_per_s = bench.ours(best, small, EmulatedLink(LINK_BITS_PER_S, rtt_s))
+                note(f"link {rtt_s}", bits_per_s / LINK_BITS_PER_S)
         pipe_bytes = min(bench.n_bytes, 128 * MIB)
         layer_s = seconds_on_wire(pipe_bytes / LAYERS, LINK_BITS_PER_S)
         note("pipelined", bench.ours(best, pipe_bytes, EmulatedLink(LINK_BITS_PER_S), layer_s)[0])

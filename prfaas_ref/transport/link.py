@@ -15,7 +15,7 @@ class EmulatedLink:
     `burst_s` is how long the link may stay idle and still catch up: it absorbs late wake-ups, no more.
     """
 
-    def __init__(self, bits_per_s: float | None = None, rtt_s: float = 0.0, burst_s: float = 0.004) -> None:
+    def __init__(self, bits_per_s: float | None = None, rtt_s: float = 0.0, burst_s: float = 0.01) -> None:
         if (bits_per_s is not None and bits_per_s <= 0) or rtt_s < 0:
             raise ValueError(f"a link of {bits_per_s} bit/s and {rtt_s} s")
         self.bits_per_s, self.rtt_s, self._burst_s = bits_per_s, rtt_s, burst_s

@@ -76,11 +76,6 @@ class FrameReader:
         self._await_header()
         return frame
 
-    def discard(self) -> None:
-        """Let the rest of the payload that is arriving fall into a buffer that nobody reads."""
-        if self._header is not None:
-            self._views = deque(scratch(sum(map(len, self._views))))
-
 
 def scratch(n_bytes: int) -> list[memoryview]:
     """`n_bytes` of buffers to drop bytes into: one small buffer, again and again."""

@@ -18,7 +18,7 @@ REPORT_S = 0.05  # chunks are confirmed at least so often, and after an eighth o
 
 
 class Receiver:
-    """Feed it `connect`, `admit`, `receive`, `surrender`, `lose` and `tick`; the last four return events."""
+    """Feed it `connect`, `admit`, `receive`, `lose` and `tick`; the last three return events."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms, self.limits = terms, terms.limits
@@ -41,8 +41,8 @@ class Receiver:
         key = line.connection.peer_epoch, line.connection.session
         self._sessions.setdefault(key, Session()).join(line)
 
-    def surrender(self, line: Line) -> list[Event]:
-        """The driver has made sure that no byte of this line lands in the pages lent to it any more."""
+    def _surrender(self, line: Line) -> list[Event]:
+        """No byte of this line lands any more in the pages that were lent to it."""
         if line.lent is None:
             return []
         (incoming, pair), line.lent = line.lent, None
@@ -59,7 +59,7 @@ class Receiver:
                 self.transfers.detach(session.incoming, error, now)
                 session.incoming = None
         self._sessions = {key: s for key, s in self._sessions.items() if not s.over}
-        return self.surrender(line)
+        return self._surrender(line)
 
     def tick(self, now: float) -> list[Event]:
         return self.transfers.tick(now)
@@ -159,8 +159,8 @@ class Receiver:
         if line.lent is None:
             return []
         incoming, pair = line.lent
-        stale = line.must_surrender
-        events = self.surrender(line)
+        stale = line.is_stale
+        events = self._surrender(line)
         if stale:
             return events
         if not frame.intact:

@@ -150,18 +150,11 @@ class Server:
         line, connection = wire.line, wire.line.connection
         pump = Pump(wire.stream, partial(self._admit, line), lambda: connection.ready, self._limits, self._clock)
         while True:
-            frame = pump.step()
-            if frame:
+            if frame := pump.step():
                 with self._lock:
                     events = self.core.receive(line, frame, self._clock())
-            elif line.must_surrender:
-                pump.reader.discard()
-                with self._lock:
-                    events = self.core.surrender(line)
-            else:
-                continue
-            self._act(events)
-            self._deliver(line.session or line)
+                self._act(events)
+                self._deliver(line.session or line)
 
     def _admit(self, line: Line, header: Header) -> list[memoryview] | None:
         with self._lock:

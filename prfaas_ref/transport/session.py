@@ -47,8 +47,8 @@ class Line:
     reported_at: float = 0.0
 
     @property
-    def must_surrender(self) -> bool:
-        """It still writes for a transfer that is over, or that another session has resumed."""
+    def is_stale(self) -> bool:
+        """What it writes is of a transfer that is over, or that another session has resumed."""
         if self.lent is None:
             return False
         incoming, _ = self.lent

@@ -182,24 +182,6 @@ def test_frames_do_not_depend_on_how_their_bytes_are_cut(payloads: list[bytes], 
     assert arrived == payloads
 
 
-def test_a_discarded_payload_lands_nowhere_and_the_next_frame_is_found() -> None:
-    page = bytearray(b"\xee" * 1000)
-    reader = FrameReader(lambda header: [memoryview(page)] if header.type is FrameType.DATA else None)
-    body = bytes(1000)
-    stream = pack(Header(FrameType.DATA, 0, 0, 0, Check.NONE, 0, 0, 1000, 0)) + body
-    stream += control_frame(FrameType.PING, b"{}")
-    kinds = []
-    while stream:
-        view = reader.buffers()[0][:100]
-        view[:], stream = stream[: len(view)], stream[len(view) :]
-        if frame := reader.received(len(view)):
-            kinds.append(frame.header.type)
-        elif 1000 <= len(stream) - 34 + 500 < 1100:
-            reader.discard()
-    assert kinds == [FrameType.DATA, FrameType.PING]
-    assert page.count(0) < 700 and page.endswith(b"\xee" * 300)
-
-
 @pytest.mark.parametrize("n_bytes", [0, 1, SCRATCH_BYTES, SCRATCH_BYTES + 1, 5 * SCRATCH_BYTES])
 def test_scratch_is_as_long_as_asked_and_small(n_bytes: int) -> None:
     views = scratch(n_bytes)

@@ -156,6 +156,8 @@ def test_a_sender_that_stops_with_its_socket_open_is_bounded_at_both_ends() -> N
         assert [type(error) for _, error in pages.closed] == [Expired]
         with pytest.raises((DeadlineExceeded, Expired)):
             transfer.send_layer(1, views(layers[1]))
+        stripes = [thread for thread in threading.enumerate() if thread.name == "prfaas-client-stripe"]
+        assert not stripes  # nobody reads the pages once the error is out
 
 
 def test_layers_can_be_sent_as_their_bytes_become_final() -> None:

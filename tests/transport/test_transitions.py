@@ -173,6 +173,22 @@ def test_the_receiver_follows_its_table(state: R, kind: F) -> None:
     assert not pages.completed
 
 
+@pytest.mark.parametrize(("check", "length"), [(Check.NONE, 10), (Check.CRC32, (16 << 20) + 1)])
+def test_data_without_the_agreed_checksum_or_beyond_the_cap_is_refused(check: Check, length: int) -> None:
+    link = MemoryLink(SENDER_TERMS, RECEIVER_TERMS, Landing(lambda _: SPEC))
+    sender = link.connect()
+    while not sender.ready:
+        link.step()
+    sender.offer(Outgoing(MESSAGES[F.OFFER], SPEC, SENDER_TERMS.identity.fingerprint()), 0)  # type: ignore[arg-type]
+    while sender.state is not S.SENDING:
+        link.step()
+    (line,) = link.receiver.lines
+    agreed = line.connection.check if check is not Check.NONE else check
+    header = Header(F.DATA, line.connection.tag, 1, 0, agreed, 0, 0, length, 0)
+    with pytest.raises(ProtocolError, match=f"DATA of {length} bytes"):
+        list(feed(FrameReader(lambda h: link.receiver.admit(line, h)), pack(header)))
+
+
 @pytest.mark.parametrize("kind", sorted(set(F) - {F.HELLO, F.AUTH}))
 def test_a_frame_from_before_a_restart_is_refused_at_both_ends(kind: F) -> None:
     """Boot epochs are on every frame, as the session tag; one that is not ours ends the connection."""
