@@ -33,7 +33,7 @@ from prfaas_ref.scheduler.scenario import EXAMPLE, Scenario, load_scenario, pars
 from prfaas_ref.scheduler.simulation import Result, SimulationConfig, simulate
 from prfaas_ref.scheduler.simulation.metrics import summarise
 from prfaas_ref.scheduler.simulation.outcomes import Row
-from prfaas_ref.scheduler.simulation.setup import DEPLOYMENTS, configure, with_trace
+from prfaas_ref.scheduler.simulation.setup import DEFAULT_POLICY, DEPLOYMENTS, configure, with_trace
 from prfaas_ref.scheduler.simulation.timeline import chrome_trace
 from prfaas_ref.scheduler.traces import read_trace
 from prfaas_ref.units import GIB
@@ -42,7 +42,7 @@ from prfaas_ref.units import GIB
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", nargs="?", type=Path, metavar="SCENARIO.toml", help="see `prfaas plan --example`")
     parser.add_argument("--deployment", choices=DEPLOYMENTS, default="prfaas-pd")
-    parser.add_argument("--policy", metavar="NAME|TOKENS", help="default: what the deployment is named for")
+    parser.add_argument("--policy", metavar="NAME|TOKENS", help="default: paper, never and always, by deployment")
     parser.add_argument("--cache-rule", choices=("scarce", "abundant"), default="scarce", help="the paper's two rules")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="replay a trace instead of drawing requests")
     parser.add_argument("--trace-format", choices=("mooncake", "azure"), default="mooncake")
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     result = simulate(config, progress(arrivals, min(n, len(setup.requests) or n)))
     found = {
         "deployment": args.deployment,
-        "policy": args.policy or "default",
+        "policy": args.policy or DEFAULT_POLICY[args.deployment],
         "rate_per_s": setup.rate_per_s,
         "n_prfaas": int(setup.plan.counts.prfaas),
         "n_pd_prefill": int(setup.plan.counts.pd_prefill),

@@ -24,6 +24,7 @@ from prfaas_ref.units import GIB, gbps
 
 Deployment = Literal["prfaas-pd", "homogeneous", "naive"]
 DEPLOYMENTS: tuple[Deployment, ...] = ("prfaas-pd", "homogeneous", "naive")
+DEFAULT_POLICY: dict[Deployment, str] = {"prfaas-pd": "paper", "homogeneous": "never", "naive": "always"}
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,7 @@ def configure(
 ) -> Setup:
     """Plan a deployment and make it ready to run. `policy`: paper, static, cost, always, never or a threshold."""
     plan, options = plan_deployment(scenario, deployment), scenario.simulation
-    default = {"prfaas-pd": "paper", "homogeneous": "never", "naive": "always"}[deployment]
-    chosen = policy or default
+    chosen = policy or DEFAULT_POLICY[deployment]
     rate = rate_per_s or options.rate_per_s
     if rate is None and not scenario.requests:
         rate = options.load * plan.predicted.lambda_max
