@@ -162,7 +162,7 @@ def test_caches_hit_at_snapshots_and_branch_points():
     many = [
         request(0, 0.0, 3 * 512 + 9, hash_ids=(*three, 4)),
         request(1, 100.0, 4 * 512, hash_ids=(*three, 5)),  # hits the snapshot at three blocks
-        request(2, 200.0, 4 * 512 + 9, hash_ids=(1, 2, 6, 7, 8)),  # KV for two, state for none: a snapshot is left there
+        request(2, 200.0, 4 * 512 + 9, hash_ids=(1, 2, 6, 7, 8)),  # KV for two, no state: a snapshot is left there
         request(3, 300.0, 2 * 512 + 9, hash_ids=(1, 2, 9)),
         request(4, 400.0, 4 * 512, hash_ids=(*three, 5)),  # the same again: its last block is never a hit
     ]
