@@ -69,7 +69,7 @@ def add_bmm_rows(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
+    return (1 + torch.exp(-x)).reciprocal()
 
 
 def silu(x: Tensor) -> Tensor:

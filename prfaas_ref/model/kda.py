@@ -56,7 +56,8 @@ class KDA:
         self.f_b, self.g_b, self.out = linear("f_b_proj"), linear("g_b_proj"), linear("o_proj")
         taps = torch.cat([weights[f"{x}_conv1d.weight"] for x in "qkv"])  # [channels, 1, taps], as published
         self.taps = rearrange(taps.float(), "c 1 tap -> tap c").contiguous()
-        self.speed = torch.exp(weights["A_log"].float().reshape(shape.num_value_heads, 1))
+        speed = torch.exp(weights["A_log"].float().reshape(shape.num_value_heads, 1))
+        self.gate_scale = -speed if shape.gate_lower_bound is None else speed  # see `decay`
         self.dt_bias = weights["dt_bias"].float().reshape(shape.num_value_heads, shape.key_dim)
         self.norm = weights["o_norm.weight"].float()
 
@@ -73,11 +74,14 @@ class KDA:
         return self.out(rearrange(o, "b n h v -> (b n) (h v)")).view(B, n, -1)
 
     def decay(self, f: Tensor) -> Tensor:
-        """a = exp(g) [rows, H, K], what one step leaves of each key channel, from the gate's input f [rows, H K]."""
+        """a = exp(g) [rows, H, K], what one step leaves of each key channel, from the gate's input f [rows, H K].
+
+        g = -exp(A_log) softplus(f + dt_bias), or bound * sigmoid(exp(A_log) (f + dt_bias)) where there is a bound.
+        """
         f = rearrange(f.float(), "m (h k) -> m h k", k=self.shape.key_dim) + self.dt_bias
         if self.shape.gate_lower_bound is None:
-            return torch.exp(-self.speed * softplus(f))
-        return torch.exp(self.shape.gate_lower_bound * sigmoid(self.speed * f))
+            return torch.exp(self.gate_scale * softplus(f))
+        return torch.exp(self.shape.gate_lower_bound * sigmoid(self.gate_scale * f))
 
     def convolve(self, x: Tensor, state: LayerState) -> tuple[Tensor, Tensor, Tensor]:
         """The causal short convolution and silu of x [B, n, channels].

@@ -86,7 +86,7 @@ def mla(layer: MLA, x: Tensor) -> Tensor:
 
 
 def kda(layer: KDA, x: Tensor) -> Tensor:
-    """Chunks of 16 with a library solve; decays from cumulative sums, which overflow where gates are strong."""
+    """Chunks of 16 with a library solve; decays from cumulative sums, which lose their digits where gates are strong."""
     shape, C = layer.shape, layer.config.grid.tile
     conv_in, f, g, b = F.linear(x, layer.into.weight)[:, : layer.into.out].split(layer.widths, dim=-1)
     y = F.conv1d(F.pad(conv_in.t().float(), (len(layer.taps) - 1, 0)), layer.taps.t()[:, None], groups=conv_in.shape[1])
@@ -95,7 +95,7 @@ def kda(layer: KDA, x: Tensor) -> Tensor:
     q, k = qk.repeat_interleave(shape.num_value_heads // shape.num_heads, dim=1).chunk(2, dim=1)
     v = rearrange(v, "t (h v) -> t h v", h=shape.num_value_heads)
     f = F.linear(f, layer.f_b.weight)[:, : layer.f_b.out].float()
-    g_log = -layer.speed * F.softplus(rearrange(f, "t (h k) -> t h k", k=shape.key_dim) + layer.dt_bias)
+    g_log = layer.gate_scale * F.softplus(rearrange(f, "t (h k) -> t h k", k=shape.key_dim) + layer.dt_bias)
     q, k, v, g_log, beta = (
         rearrange(F.pad(t, (0, 0, 0, 0, 0, -len(x) % C)), "(n c) h k -> n h c k", c=C)
         for t in (q * shape.key_dim**-0.5, k, v, g_log, torch.sigmoid(b.float())[..., None])
@@ -109,16 +109,18 @@ def kda(layer: KDA, x: Tensor) -> Tensor:
 
 def chunked_delta_rule(q: Tensor, k: Tensor, v: Tensor, G: Tensor, beta: Tensor) -> Tensor:
     """q, k: [N, H, C, K], v: [N, H, C, V], G: cumulative log decays [N, H, C, K], beta: [N, H, C, 1]: outputs."""
-    down, up = torch.exp(G), torch.exp(-G)
-    A = (beta * (k * down) @ (k * up).transpose(-1, -2)).tril(-1)
-    R = ((q * down) @ (k * up).transpose(-1, -2)).tril()
-    rhs = torch.cat((beta * v, beta * k * down), dim=-1)
+    middle = G[..., G.shape[2] // 2, None, :]
+    down, up = torch.exp((G - middle).clamp(max=80)), torch.exp((middle - G).clamp(max=80))
+    A = (beta * (k * down) @ (k * up).mT).tril(-1)
+    R = ((q * down) @ (k * up).mT).tril()
+    start = torch.exp(G)
+    rhs = torch.cat((beta * v, beta * k * start), dim=-1)
     UW = torch.linalg.solve_triangular(A, rhs, upper=False, unitriangular=True)
     U, W = UW.split((v.shape[-1], k.shape[-1]), dim=-1)
-    P = down[..., -1, :, None]
+    P = start[..., -1, :, None]
     X = k * torch.exp(G[..., -1:, :] - G)
     starts = [k.new_zeros(k.shape[1], k.shape[3], v.shape[3])]
     for chunk in zip(X, U, W, P, strict=True):
         starts.append(fold(starts[-1], *chunk))
     S = torch.stack(starts[:-1])
-    return (q * down - R @ W) @ S + R @ U
+    return (q * start - R @ W) @ S + R @ U
