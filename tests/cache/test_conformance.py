@@ -9,7 +9,8 @@ import pytest
 
 from prfaas_ref.cache.conformance.adapter import Admission, CacheAdapter, CacheConfig
 from prfaas_ref.cache.conformance.attention_only import AttentionOnlyAdapter
-from prfaas_ref.cache.conformance.examiner import Examiner, Violation
+from prfaas_ref.cache.conformance.books import Violation
+from prfaas_ref.cache.conformance.examiner import Examiner
 from prfaas_ref.cache.conformance.faults import read_faults, source
 from prfaas_ref.cache.conformance.machine import examine
 from prfaas_ref.cache.conformance.mutants import try_all

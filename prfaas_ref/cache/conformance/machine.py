@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 )
 
 from prfaas_ref.cache.conformance.adapter import CacheAdapter, CacheConfig
-from prfaas_ref.cache.conformance.examiner import Examiner, Flight, Live
+from prfaas_ref.cache.conformance.books import Flight, Live
+from prfaas_ref.cache.conformance.examiner import Examiner
 
 AdapterFactory = Callable[[CacheConfig], CacheAdapter]
 Item = TypeVar("Item", Live, Flight)
