@@ -125,11 +125,14 @@ class MemoryLink:
                 self._write(ends.out, ends.connection.outbox.popleft(), by_sender=True)
             while ends.line.connection.outbox:
                 self._write(ends.back, ends.line.connection.outbox.popleft(), by_sender=False)
-        while self._ends and (parcel := self._sender_side.take()):
+        while self._ends:
+            ends = self._random.choice(self._ends)
+            parcel = self._sender_side.take(ends.connection)
+            if parcel is None:
+                break
             header, digest = self._sender_side.seal(parcel)
             self._sender_side.sent(parcel, digest)
-            frame = b"".join([header, *parcel.chunk.views])
-            self._write(self._random.choice(self._ends).out, frame, by_sender=True)
+            self._write(ends.out, b"".join([header, *parcel.chunk.views]), by_sender=True)
 
     def _write(self, pipe: Pipe, data: bytes, by_sender: bool) -> None:
         faults = self._faults

@@ -5,7 +5,7 @@ until the transfer has ended, because every attempt reads them again.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from prfaas_ref.transport.errors import Refused
@@ -121,12 +121,12 @@ class Outgoing:
             self._queue.appendleft(pair)
             self.queued_bytes += self.ledgers[layer].span(index)[1]
 
-    def confirm(self, pairs: Iterable[tuple[int, int]]) -> Iterator[int]:
-        """These chunks are at the receiver. Yields the bytes of each that were not known to be."""
-        for layer, chunk in pairs:
-            if (layer, chunk) not in self.confirmed:
-                self.confirmed.add((layer, chunk))
-                yield self.ledgers[layer].span(chunk)[1]
+    def confirm(self, pair: tuple[int, int]) -> int:
+        """This chunk is at the receiver. Returns its bytes, or 0 when that was known."""
+        if pair in self.confirmed:
+            return 0
+        self.confirmed.add(pair)
+        return self.ledgers[pair[0]].span(pair[1])[1]
 
     @property
     def all_sealed(self) -> bool:

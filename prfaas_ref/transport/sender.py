@@ -52,7 +52,9 @@ class Sender:
         self.lost: TransportError | None = None  # why the session is over
         self.outgoing: Outgoing | None = None
         self._transfer = self._attempt = 0
-        self.in_flight_bytes = self._credit_bytes = 0
+        self._credit_bytes = 0  # of each stripe
+        self._flying: dict[tuple[int, int], int] = {}  # chunks sent and not confirmed, with their stripe
+        self._flying_bytes = [0] * len(connections)
         self._layers_ended: set[int] = set()
         self.sent_bytes = self.confirmed_bytes = self.retries = 0  # of DATA payloads, in this attempt
 
@@ -82,7 +84,9 @@ class Sender:
         outgoing.peer_epoch = self.peer_epoch
         self.outgoing, self.state, self.error = outgoing, S.OFFERED, None
         self._transfer, self._attempt = self._transfer % 0xFFFF + 1, attempt
-        self.in_flight_bytes = self._credit_bytes = self.sent_bytes = self.confirmed_bytes = self.retries = 0
+        self._credit_bytes = self.sent_bytes = self.confirmed_bytes = self.retries = 0
+        self._flying.clear()
+        self._flying_bytes = [0] * len(self.connections)
         self._layers_ended.clear()
         self._control(FrameType.OFFER, outgoing.offer)
 
@@ -97,19 +101,36 @@ class Sender:
 
     # what there is to write
 
-    def take(self) -> Parcel | None:
-        """The next chunk, for whichever stripe asks; None when there is none, or no credit for it."""
+    def take(self, connection: Connection) -> Parcel | None:
+        """The next chunk, for whichever stripe asks; None when there is none, or the stripe has no credit for it."""
         if self.state not in (S.SENDING, S.FINISHING) or self.outgoing is None or self.lost:
             return None
         length = self.outgoing.next_length()
-        if not length or self.out_of_credit(length):
+        if not length or not self._has_credit(connection.stripe, length):
             return None
-        self.in_flight_bytes += length
-        return Parcel(self.outgoing.take(), self._transfer, self._attempt)
+        chunk = self.outgoing.take()
+        self._flying[chunk.layer, chunk.number] = connection.stripe
+        self._flying_bytes[connection.stripe] += length
+        return Parcel(chunk, self._transfer, self._attempt)
 
-    def out_of_credit(self, length: int) -> bool:
-        """A chunk of this length has to wait for the receiver's PROGRESS."""
-        return self.in_flight_bytes > 0 and self.in_flight_bytes + length > self._credit_bytes
+    def _has_credit(self, stripe: int, length: int) -> bool:
+        """Every stripe has its share of the credit, so that a slow one does not hold up the others; and one chunk."""
+        return not self._flying_bytes[stripe] or self._flying_bytes[stripe] + length <= self._credit_bytes
+
+    @property
+    def out_of_credit(self) -> bool:
+        """There is a chunk to send, and every stripe has to wait for the receiver's PROGRESS."""
+        length = self.outgoing.next_length() if self.outgoing else 0
+        return length > 0 and not any(self._has_credit(c.stripe, length) for c in self.connections)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return sum(self._flying_bytes)
+
+    def _landed(self, outgoing: Outgoing, pair: tuple[int, int]) -> None:
+        """A chunk has come to the receiver, whole or damaged: its stripe has the credit back."""
+        if (stripe := self._flying.pop(pair, None)) is not None:
+            self._flying_bytes[stripe] -= outgoing.ledgers[pair[0]].span(pair[1])[1]
 
     def seal(self, parcel: Parcel) -> tuple[bytes, int]:
         """A chunk's header and digest. Reads the chunk's bytes and changes nothing: run it outside any lock."""
@@ -183,10 +204,9 @@ class Sender:
             if kind is FrameType.ACCEPT:
                 self._accepted(outgoing, decode(Accept, payload))
             elif kind is FrameType.PROGRESS:
-                pairs = from_spans(decode(Progress, payload).chunks, outgoing.ledgers)
-                confirmed = sum(outgoing.confirm(pairs))
-                self.in_flight_bytes -= confirmed
-                self.confirmed_bytes += confirmed
+                for pair in from_spans(decode(Progress, payload).chunks, outgoing.ledgers):
+                    self._landed(outgoing, pair)
+                    self.confirmed_bytes += outgoing.confirm(pair)
             elif kind is FrameType.RETRY:
                 self._retry(outgoing, decode(Retry, payload))
             elif kind in (FrameType.REJECT, FrameType.ERROR):
@@ -196,12 +216,12 @@ class Sender:
 
     def _accepted(self, outgoing: Outgoing, accept: Accept) -> None:
         outgoing.accepted(accept)
-        self._credit_bytes = accept.credit_bytes
+        self._credit_bytes = accept.credit_bytes // len(self.connections)
         self._conclude(*range(len(outgoing.ledgers)))
 
     def _retry(self, outgoing: Outgoing, retry: Retry) -> None:
         outgoing.again(retry.layer, retry.chunk)
-        self.in_flight_bytes -= outgoing.ledgers[retry.layer].span(retry.chunk)[1]
+        self._landed(outgoing, (retry.layer, retry.chunk))
         self.retries += 1
 
     def lose(self, error: TransportError) -> None:

@@ -81,10 +81,9 @@ class Stripes:
         """For the LinkReport. Call it under the condition."""
         core, now = self.core, self._clock()
         queued = core.outgoing.queued_bytes if core.outgoing else 0
-        waiting = core.outgoing.next_length() if core.outgoing else 0
         return Sample(
             now, core.confirmed_bytes, queued, core.in_flight_bytes, self._link.busy_s,
-            waiting > 0 and core.out_of_credit(waiting), tuple(tcp_info(stream.socket) for stream in self._streams),
+            core.out_of_credit, tuple(tcp_info(stream.socket) for stream in self._streams),
         )  # fmt: skip
 
     def join(self) -> None:
@@ -136,7 +135,7 @@ class Stripes:
                     return line.popleft()
                 if self._link.free_at > now:
                     wake_at = min(wake_at, self._link.free_at)
-                elif parcel := self.core.take():
+                elif parcel := self.core.take(connection):
                     return parcel
                 if now >= ping_at and connection.ready:
                     self.core.ping(connection)

@@ -66,6 +66,11 @@ class Transfer:
         return self._outgoing.have_tokens
 
     @property
+    def exact(self) -> bool:
+        """False when a numeric fingerprint differs and both sides allow it: the contract does not cover the result."""
+        return self._core.exact
+
+    @property
     def increment(self) -> Manifest:
         """What travels: views given to `send_layer` follow it."""
         assert self._outgoing.increment is not None
@@ -196,6 +201,9 @@ class Transfer:
             self._changed.wait(when - self._clock())
 
     def _fail(self, error: TransportError) -> None:
+        """Nobody may be waiting for it: the session ends here as well, so that no page is read after the deadline."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
+        if self._session:
+            self._session.end(error)

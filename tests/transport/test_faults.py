@@ -167,6 +167,22 @@ def test_a_stripe_that_carries_nothing_does_no_harm() -> None:
     assert pages.layers == layers
 
 
+def test_a_slow_stripe_takes_less() -> None:
+    taken = [0, 0]
+
+    def script(number: int, frame: bytes) -> bytes:
+        if unpack(frame[:HEADER_BYTES]).type is FrameType.DATA:
+            taken[number] += 1
+            time.sleep(0.01 * number)
+        return frame
+
+    pages, limits = Landing(manifest), Limits(credit_bytes=2048)  # four chunks: a queue in the proxy hides nothing
+    with proxied(pages, script, Options(2, chunk_bytes=512), limits) as (_, client):
+        _, layers = send(client, n_tokens=600)
+    assert pages.layers == layers
+    assert 0 < taken[1] < taken[0] / 2
+
+
 def test_a_restarted_peer_is_a_new_peer() -> None:
     """vLLM #49238, smg #2382: restart on the same port, resume the old session."""
     pages = Landing(manifest)

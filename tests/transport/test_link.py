@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas_ref.transport import EmulatedLink, LayerSpec, Limits, Manifest, Options, TensorSpec
+from prfaas_ref.transport.connection import Connection
 from prfaas_ref.transport.testing import ConnectionPair, Landing
 from prfaas_ref.units import MIB
 
@@ -92,9 +93,9 @@ def test_credit_bounds_what_is_sent_and_not_confirmed() -> None:
         most, core = 0, transfer._core
         take = core.take
 
-        def watched() -> object:
+        def watched(connection: Connection) -> object:
             nonlocal most
-            parcel = take()
+            parcel = take(connection)
             most = max(most, core.in_flight_bytes)
             return parcel
 
