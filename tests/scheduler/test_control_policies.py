@@ -150,6 +150,7 @@ def test_a_worker_lost_on_the_way_is_no_conversion():
     [
         model(2, 2, 1.4, 1.4),  # utilisation 0.7, constant and carried
         model(2, 2, 1.8, 1.2),  # the survivor could not carry 1.2
+        model(2, 4, 4.0, 3.0),  # it would help, but leave the survivors without room
         model(3, 1, 6.0, 0.1),  # the last of its role stays
         model(3, 3, 3.0, 2.97),  # no gain
         Window(None, Loads(0.1, 0.1), Loads(0.1, 0.1)),  # a metric is missing
