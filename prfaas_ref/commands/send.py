@@ -93,5 +93,5 @@ def describe(report: Report, client: Client) -> str:
     if seen := client.link_report:
         queueing = "unknown" if seen.queueing_s is None else f"{seen.queueing_s * 1e3:.1f} ms"
         resent = "unknown" if seen.retransmitted_share is None else f"{seen.retransmitted_share:.2%}"
-        lines.append(f"link: limited by {seen.limited_by}, queueing {queueing}, retransmitted {resent}")
+        lines.append(f"link at the end: limited by {seen.limited_by}, queueing {queueing}, retransmitted {resent}")
     return "\n".join(lines)
