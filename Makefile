@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "prfaas: this Python has no venv module; install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 2; }
 	@echo "prfaas: making .venv and installing (once; PyTorch is the large part)"
 	@$(PYTHON) -m venv --clear .venv
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[test,lint,oracle]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[test,lint,oracle,fast,plot]'
 	@touch $(READY)
 
 clean:

@@ -20,6 +20,7 @@ from prfaas_ref.cache.blocks import BlockPool
 from prfaas_ref.cache.index import HybridCacheIndex
 from prfaas_ref.cache.keys import Namespace
 from prfaas_ref.cache.pool import HybridCachePool
+from prfaas_ref.cache.snapshot_policy import SnapshotPolicy
 from prfaas_ref.errors import UserError
 from prfaas_ref.model.generation import PIECE, greedy, prefill
 from prfaas_ref.model.hybrid import HybridModel
@@ -41,7 +42,7 @@ class Engine:
 
     def __init__(self, model: HybridModel, fingerprint: str, cache_bytes: int) -> None:
         self.model, config = model, model.config
-        self.lock = threading.Lock()
+        self.lock, self.policy = threading.Lock(), SnapshotPolicy()
         self.namespace = Namespace(fingerprint, config.grid.block)
         self.snapshot = StateBytes.after(0, config, model.dtype)
         page_shape = (len(config.full_layers), config.grid.block, config.page_width)
@@ -78,13 +79,13 @@ class Engine:
     ) -> Prefilled:
         """Compute the rest of a prompt that `begin` has opened, and publish it.
 
-        Snapshots are kept at the deepest block end that a repeat of the prompt can start from, and where the cache's KV
-        reached deeper than its states did: there other prompts branched off, and others will. on_layer(i) is called
-        when layer i is final, with later ones still to come. Raises FloatingPointError when the logits are not finite;
-        then nothing is published.
+        The policy says where snapshots are kept: at the deepest block end that a repeat can start from, at the prompt's
+        own last one, and where other prompts branched off. on_layer(i) is called when layer i is final, with later ones
+        still to come. Raises FloatingPointError when the logits are not finite; then nothing is published.
         """
-        block, n_tokens = self.model.config.grid.block, len(tokens)
-        keep = {(n_tokens - 1) // block * block, alloc.branch_tokens} - {0, alloc.cached_tokens}
+        n_tokens = len(tokens)
+        block = self.model.config.grid.block
+        keep = self.policy.in_prefill(block, n_tokens, alloc.cached_tokens, alloc.branch_tokens)
         parts: dict[int, list[Tensor]] = {position: [] for position in keep}
 
         def on_cell(layer: int, position: int) -> None:
