@@ -61,11 +61,11 @@ def bmm_rows(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.flatten(0, -3), b.flatten(0, -3)).unflatten(0, a.shape[:-2])
 
 
-def add_bmm_rows(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """c + a @ b, batched, for a [.., rows, k] with a multiple of 4 rows."""
+def add_bmm_rows(c: Tensor, a: Tensor, b: Tensor, sign: int = 1) -> Tensor:
+    """c + sign * a @ b, batched, for a [.., rows, k] with a multiple of 4 rows."""
     if a.dim() == 3:
-        return torch.baddbmm(c, a, b)
-    return torch.baddbmm(*(t.flatten(0, -3) for t in (c, a, b))).view_as(c)
+        return torch.baddbmm(c, a, b, alpha=sign)
+    return torch.baddbmm(*(t.flatten(0, -3) for t in (c, a, b)), alpha=sign).view_as(c)
 
 
 def sigmoid(x: Tensor) -> Tensor:

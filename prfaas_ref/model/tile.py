@@ -48,7 +48,7 @@ class RowIndex:
 
 def fold(S: Tensor, X: Tensor, U: Tensor, W: Tensor, P: Tensor) -> Tensor:
     """The state [.., K, V] at a tile's end from that at its start and the complete X, U, W, and P [.., K, 1]."""
-    return add_bmm_rows(P * S, X.transpose(-1, -2), U - bmm_rows(W, S))
+    return add_bmm_rows(P * S, X.mT, add_bmm_rows(U, W, S, sign=-1))
 
 
 def current_state(state: LayerState) -> Tensor:
@@ -106,7 +106,7 @@ def next_row(q: Tensor, k: Tensor, v: Tensor, a: Tensor, beta: Tensor, state: La
     k_decayed, q_decayed = (kq * state.P[..., None, :]).unbind(-2)
     rhs = torch.cat((beta[..., None] * v, k_decayed), dim=-1)
 
-    AR = bmm_rows(pad_rows(kq, 4), state.X.transpose(-1, -2))
+    AR = bmm_rows(pad_rows(kq, 4), state.X.mT)
     state.UW[at.request, :, at.row] = rhs - bmm_rows(AR, state.UW)[..., 0, :]
     O, RW = bmm_rows(AR, state.UW)[..., 1, :].split((V, K), dim=-1)
     o = O + bmm_rows((q_decayed - RW)[..., None, :], state.S)[..., 0, :]

@@ -86,7 +86,7 @@ def mla(layer: MLA, x: Tensor) -> Tensor:
 
 
 def kda(layer: KDA, x: Tensor) -> Tensor:
-    """Chunks of 16 with a library solve; decays from cumulative sums, which lose their digits where gates are strong."""
+    """Chunks of 16 with a library solve; decays from cumulative sums, inaccurate where gates are strong."""
     shape, C = layer.shape, layer.config.grid.tile
     conv_in, f, g, b = F.linear(x, layer.into.weight)[:, : layer.into.out].split(layer.widths, dim=-1)
     y = F.conv1d(F.pad(conv_in.t().float(), (len(layer.taps) - 1, 0)), layer.taps.t()[:, None], groups=conv_in.shape[1])
