@@ -61,6 +61,16 @@ class LayerKind(Protocol):
         """What is added between tile ends; nothing of it is shipped at a tile end."""
 
 
+class Paged:
+    """A full-attention kind: all that it remembers is in pages."""
+
+    def fixed_state(self, dtype: str) -> tuple[StateTensor, ...]:  # noqa: ARG002
+        return ()
+
+    def open_state(self, grid: Grid) -> tuple[StateTensor, ...]:  # noqa: ARG002
+        return ()
+
+
 def sixteens(kind: object, *names: str) -> None:
     """Raise ValueError unless these fields are positive multiples of 16: others change bits with the row count."""
     for name in names:
@@ -148,7 +158,7 @@ class LightningShape:
 
 
 @dataclass(frozen=True)
-class MLAShape:
+class MLAShape(Paged):
     """Multi-head latent attention: per token one latent of kv_lora_rank and one key of qk_rope_head_dim for all."""
 
     num_heads: int
@@ -166,15 +176,9 @@ class MLAShape:
     def token_width(self) -> int:
         return self.kv_lora_rank + self.qk_rope_head_dim
 
-    def fixed_state(self, dtype: str) -> tuple[StateTensor, ...]:  # noqa: ARG002
-        return ()
-
-    def open_state(self, grid: Grid) -> tuple[StateTensor, ...]:  # noqa: ARG002
-        return ()
-
 
 @dataclass(frozen=True)
-class GQAShape:
+class GQAShape(Paged):
     """Full attention with grouped queries. rope_dim: how many dims of q and k are rotated by position; 0 for none."""
 
     num_heads: int
@@ -198,12 +202,6 @@ class GQAShape:
     @property
     def token_width(self) -> int:
         return self.row_width
-
-    def fixed_state(self, dtype: str) -> tuple[StateTensor, ...]:  # noqa: ARG002
-        return ()
-
-    def open_state(self, grid: Grid) -> tuple[StateTensor, ...]:  # noqa: ARG002
-        return ()
 
 
 @dataclass(frozen=True)

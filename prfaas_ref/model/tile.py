@@ -83,7 +83,7 @@ def tile_rows(
         UW = set_row(UW, first + i, rhs_i - bmm_rows(AR, UW)[:, own])
         R.append(AR[:, own + 1])
     O, RW = bmm_rows(torch.stack(R, dim=1), UW).unflatten(0, (N, H)).split((V, K), dim=-1)
-    tile.X, tile.UW, tile.P = X.unflatten(0, (N, H)), UW.unflatten(0, (N, H)), P[..., -1, :]
+    tile.X, tile.UW, tile.P = X.unflatten(0, (N, H)), UW.unflatten(0, (N, H)), P[..., -1, :].contiguous()
 
     # The state walks through the tiles: the only step that is sequential in time.
     complete, read = first + n == X.shape[1], []

@@ -105,9 +105,10 @@ def test_a_second_turn_hits_blocks_that_decode_made(turned_at: int) -> None:
 
 
 @both_dtypes
-def test_one_request_alone_on_two_threads(dtype: str) -> None:
+@pytest.mark.parametrize("name", ["toy", "one head", "windows"])
+def test_one_request_alone_on_two_threads(name: str, dtype: str) -> None:
     """Batch mates hide what a single row does: a batch of one is a product of its own kind."""
-    model, tokens = model_of("toy", dtype), tokens_of(70)
+    model, tokens = model_of(name, dtype), tokens_of(70)
     results = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
