@@ -6,12 +6,11 @@ into it at the border (`published.py`). A kind's name is the field that holds it
 
 from dataclasses import dataclass, field
 
-from prfaas_ref.model.kinds import GQAShape, Grid, KDAShape, LayerKind, LightningShape, MLAShape, SlidingShape
+from prfaas_ref.model.kinds import GQAShape, Grid, KDAShape, LayerKind, LightningShape, MLAShape, SlidingShape, positive
 
 KDA, MLA, GQA, SLIDING, LIGHTNING = "kda", "mla", "gqa", "sliding", "lightning"
 LAYER_KINDS = (KDA, MLA, GQA, SLIDING, LIGHTNING)
 FULL_KINDS = (MLA, GQA)
-SMALL_PRODUCT = 4096
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,7 @@ class MoE:
     def __post_init__(self) -> None:
         if not 0 < self.num_experts_per_token <= self.num_experts:
             raise ValueError(f"num_experts_per_token {self.num_experts_per_token} must be 1..{self.num_experts}")
-        if self.intermediate_size <= 0 or self.intermediate_size % 16:
-            raise ValueError(f"moe intermediate_size is {self.intermediate_size}; it must be a positive multiple of 16")
+        positive(self, "intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -64,29 +62,7 @@ class HybridConfig:
             raise ValueError(f"sliding.window {self.sliding.window} must be a multiple of block {self.grid.block}")
         if self.moe and not set(self.moe.layers) <= set(range(len(self.layer_kinds))):
             raise ValueError(f"moe.layers {self.moe.layers} must be among 0..{len(self.layer_kinds) - 1}")
-        for name in ("hidden_size", "intermediate_size"):
-            if getattr(self, name) <= 0 or getattr(self, name) % 16:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be a positive multiple of 16")
-        if self.vocab_size < 1:
-            raise ValueError(f"vocab_size is {self.vocab_size}; it must be positive")
-        for name, multiplications in self.smallest_products().items():
-            if multiplications <= SMALL_PRODUCT:
-                raise ValueError(
-                    f"{name} make a product of {multiplications} multiplications; up to {SMALL_PRODUCT}, bfloat16 has "
-                    "another kernel, which gives other bits: widen the layer, or raise grid.slab"
-                )
-
-    def smallest_products(self) -> dict[str, int]:
-        """The multiplications in the smallest product of each sort that the model computes in its own dtype."""
-        slab, page = self.grid.slab, 4 * self.grid.block
-        sizes = {"hidden_size and slab": slab * 64 * min(self.hidden_size, self.intermediate_size)}
-        if self.mla:
-            narrow = min(self.mla.qk_nope_head_dim, self.mla.v_head_dim)
-            sizes["mla.kv_lora_rank and head dims"] = slab * self.mla.kv_lora_rank * narrow
-            sizes["mla.kv_lora_rank and block"] = page * self.mla.kv_lora_rank
-        for shape in filter(None, (self.gqa, self.sliding)):
-            sizes["head_dim, v_head_dim and block"] = page * min(shape.head_dim, shape.v_head_dim)
-        return sizes
+        positive(self, "hidden_size", "intermediate_size", "vocab_size")
 
     @property
     def layers(self) -> tuple[LayerKind, ...]:

@@ -29,8 +29,8 @@ class Grid:
     def __post_init__(self) -> None:
         if self.tile <= 0 or self.tile % 16 or self.block % self.tile:
             raise ValueError(f"grid: tile {self.tile} must be a multiple of 16 and divide block {self.block}")
-        if self.slab <= 0 or self.slab % 4:
-            raise ValueError(f"grid: slab {self.slab} must be a positive multiple of 4")
+        if self.slab < 8 or self.slab % 4:
+            raise ValueError(f"grid: slab {self.slab} must be a multiple of 4, and at least 8")
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Paged:
         return ()
 
 
-def sixteens(kind: object, *names: str) -> None:
-    """Raise ValueError unless these fields are positive multiples of 16: others change bits with the row count."""
+def positive(shape: object, *names: str) -> None:
+    """Raise ValueError unless these fields are positive (or None)."""
     for name in names:
-        value = getattr(kind, name)
-        if value is not None and (value <= 0 or value % 16):
-            raise ValueError(f"{type(kind).__name__}.{name} is {value}; it must be a positive multiple of 16")
+        value = getattr(shape, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{type(shape).__name__}.{name} is {value}; it must be positive")
 
 
 def grouped(kind: object, many: str, few: str) -> None:
@@ -102,7 +102,7 @@ class KDAShape:
     token_width = 0
 
     def __post_init__(self) -> None:
-        sixteens(self, "key_dim", "value_dim")
+        positive(self, "key_dim", "value_dim")
         grouped(self, "num_value_heads", "num_heads")
         if self.conv_kernel_size < 2:
             raise ValueError(f"KDAShape.conv_kernel_size is {self.conv_kernel_size}; it must be at least 2")
@@ -147,7 +147,7 @@ class LightningShape:
     token_width = 0
 
     def __post_init__(self) -> None:
-        sixteens(self, "key_dim", "value_dim")
+        positive(self, "key_dim", "value_dim")
 
     def fixed_state(self, dtype: str) -> tuple[StateTensor, ...]:  # noqa: ARG002 (float32 whatever the model's)
         return (StateTensor("S", "float32", (self.num_heads, self.key_dim, self.value_dim)),)
@@ -170,7 +170,7 @@ class MLAShape(Paged):
     latent_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        sixteens(self, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
+        positive(self, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "q_lora_rank")
 
     @property
     def token_width(self) -> int:
@@ -189,7 +189,7 @@ class GQAShape(Paged):
     rope_theta: float = 1e4
 
     def __post_init__(self) -> None:
-        sixteens(self, "head_dim", "v_head_dim")
+        positive(self, "head_dim", "v_head_dim")
         grouped(self, "num_heads", "num_kv_heads")
         if self.rope_dim % 2 or not 0 <= self.rope_dim <= self.head_dim:
             raise ValueError(f"rope_dim is {self.rope_dim}; it must be even and at most head_dim, {self.head_dim}")

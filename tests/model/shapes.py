@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from prfaas_ref.model.config import TOY, TOY_MOE, HybridConfig
+from prfaas_ref.model.config import TOY, TOY_MOE, HybridConfig, MoE
 from prfaas_ref.model.hybrid import HybridModel
 from prfaas_ref.model.kinds import GQAShape, KDAShape, LightningShape, MLAShape, SlidingShape
 from prfaas_ref.model.state import HybridState
@@ -34,6 +34,17 @@ CONFIGS = {
     "five heads": HybridConfig(("kda", "mla"), **WIDTHS, kda=kda(5, 5), mla=mla(5)),
     "windows": HybridConfig(("sliding", "gqa", "sliding"), **WIDTHS, gqa=GQA, sliding=SLIDING),
     "lightning": HybridConfig(("lightning", "lightning", "mla"), **WIDTHS, lightning=LIGHTNING, mla=mla(3)),
+    "odd widths": HybridConfig(
+        ("kda", "mla", "lightning", "sliding"),
+        vocab_size=131,
+        hidden_size=50,
+        intermediate_size=44,
+        kda=KDAShape(2, 20, 28, 4),
+        mla=MLAShape(3, kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=20, q_lora_rank=18),
+        lightning=LightningShape(3, 10, 22),
+        sliding=SlidingShape(2, 1, head_dim=18, v_head_dim=6, rope_dim=10, window=128),
+        moe=MoE((1, 2), 5, 2, 1, 36),
+    ),
     "no pages": HybridConfig(("kda", "lightning"), **WIDTHS, kda=kda(1, 2), lightning=LIGHTNING),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -45,7 +56,7 @@ def model_of(name: str, dtype: str = "float32") -> HybridModel:
 
 
 def tokens_of(n: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, 257, (1, n), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, 131, (1, n), generator=torch.Generator().manual_seed(seed))
 
 
 def request(model: HybridModel, n_tokens: int) -> tuple[HybridState, Tensor]:

@@ -11,42 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prfaas_ref.model.config import SMALL_PRODUCT
+from prfaas_ref.model.exact import SMALL_PRODUCT
 from tests.model.shapes import CONFIGS, DTYPES, model_of, request, tokens_of
 
 # Move or make numbers without computing any.
 MOVES = {
-    *(
-        "alias",
-        "arange",
-        "cat",
-        "chunk",
-        "clone",
-        "copy_",
-        "detach_",
-        "empty",
-        "expand",
-        "fill_",
-        "flatten",
-        "full",
-        "gather",
-    ),
-    *(
-        "index",
-        "index_put_",
-        "item",
-        "lift_fresh",
-        "mT",
-        "new_ones",
-        "new_zeros",
-        "nonzero_numpy",
-        "ones",
-        "pad",
-        "permute",
-    ),
-    *("repeat_interleave", "reshape", "select", "slice", "split_with_sizes", "stack", "to", "transpose", "unbind"),
-    *("unflatten", "unsqueeze", "view", "view_as", "zeros", "zeros_like", "masked_fill_"),
-}
+    "alias", "arange", "cat", "chunk", "clone", "contiguous", "copy_", "detach_", "empty", "expand", "fill_",
+    "flatten", "full", "gather", "index", "index_put_", "item", "lift_fresh", "mT", "masked_fill_", "new_ones",
+    "new_zeros", "nonzero_numpy", "ones", "pad", "permute", "repeat_interleave", "reshape", "select", "slice",
+    "split_with_sizes", "stack", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as", "zeros",
+    "zeros_like",
+}  # fmt: skip
 # Exact in any order, or on integers and truth values.
 EXACT = {
     "__or__",

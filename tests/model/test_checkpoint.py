@@ -115,7 +115,7 @@ def test_every_fault_of_the_weights_is_listed_at_once(tmp_path: Path) -> None:
         (linear(kda_layers=[1, 2]), r"missing \[4\]"),
         (linear(kda_layers=[0, 1, 2, 4]), r"out of range \[0\]"),
         (linear(full_attn_layers=[4], kda_layers=[1, 2, 5]), r"missing \[3\], out of range \[5\]"),
-        (linear(head_dim=24), "key_dim is 24; it must be a positive multiple of 16"),
+        (linear(head_dim=0), "key_dim is 0; it must be positive"),
         (published(linear_attn_config=None), "lacks linear_attn_config.head_dim"),
         (published(model_type="llama"), "model_type is 'llama'; only 'kimi_linear'"),
         (published(mla_use_nope=False), "mla_use_nope is False; only True"),

@@ -44,7 +44,7 @@ def test_prefill_equals_decode_at_every_position_over_two_block_ends(name: str, 
 
 
 @both_dtypes
-@pytest.mark.parametrize("name", ["toy_moe", "three heads", "five heads", "windows", "lightning"])
+@pytest.mark.parametrize("name", ["toy_moe", "three heads", "five heads", "windows", "lightning", "odd widths"])
 def test_random_schedules(name: str, dtype: str) -> None:
     """Splits, orders, mates with NaN, join and leave, dirty pages, hand-off, prefix hits, threads: all at once."""
     tally = Walk(model_of(name, dtype), seed=7, n_requests=2, max_tokens=140).run()
@@ -105,7 +105,7 @@ def test_a_second_turn_hits_blocks_that_decode_made(turned_at: int) -> None:
 
 
 @both_dtypes
-@pytest.mark.parametrize("name", ["toy", "one head", "windows"])
+@pytest.mark.parametrize("name", ["toy", "one head", "odd widths"])
 def test_one_request_alone_on_two_threads(name: str, dtype: str) -> None:
     """Batch mates hide what a single row does: a batch of one is a product of its own kind."""
     model, tokens = model_of(name, dtype), tokens_of(70)

@@ -3,7 +3,7 @@
 import pytest
 
 from prfaas_ref.model.config import TOY, HybridConfig
-from prfaas_ref.model.kinds import GQAShape, Grid, KDAShape, MLAShape, SlidingShape
+from prfaas_ref.model.kinds import GQAShape, Grid, KDAShape, SlidingShape
 from prfaas_ref.model.sizes import block_bytes, bytes_per_token, fixed_bytes, live_bytes, live_state
 from tests.model.shapes import CONFIGS, DTYPES, GQA, SLIDING, WIDTHS, mla, model_of
 
@@ -35,8 +35,8 @@ def test_the_toy_by_hand() -> None:
     ("make", "message"),
     [
         (lambda: Grid(tile=24), "tile 24 must be a multiple of 16"),
-        (lambda: Grid(slab=6), "slab 6 must be a positive multiple of 4"),
-        (lambda: KDAShape(4, 32, 40, 4), "value_dim is 40"),
+        (lambda: Grid(slab=4), "slab 4 must be a multiple of 4, and at least 8"),
+        (lambda: KDAShape(4, 32, 0, 4), "value_dim is 0"),
         (lambda: KDAShape(4, 32, 32, 6), "num_value_heads is 6"),
         (lambda: KDAShape(4, 32, 32, 4, gate_lower_bound=1.0), "gate_lower_bound is 1.0"),
         (lambda: GQAShape(6, 4, 32, 32), "num_heads is 6"),
@@ -45,10 +45,9 @@ def test_the_toy_by_hand() -> None:
         (lambda: HybridConfig(("rnn",), **WIDTHS), "'rnn'; known kinds"),
         (lambda: HybridConfig(("kda",), **WIDTHS), "no kda shape"),
         (lambda: HybridConfig(("mla", "gqa"), **WIDTHS, mla=mla(2), gqa=GQA), "pages of two widths"),
-        (lambda: HybridConfig(("mla",), **{**WIDTHS, "hidden_size": 100}, mla=mla(2)), "hidden_size is 100"),
+        (lambda: HybridConfig(("mla",), **{**WIDTHS, "hidden_size": 0}, mla=mla(2)), "hidden_size is 0"),
         (lambda: HybridConfig(("sliding",), **WIDTHS, sliding=SlidingShape(3, 1, 48, 32, window=100)), "window 100"),
         (lambda: HybridConfig(("sliding",), **WIDTHS, sliding=SLIDING, grid=Grid(block=48)), "window 64"),
-        (lambda: HybridConfig(("mla",), **WIDTHS, mla=MLAShape(2, 32, 16, 16, 16)), "4096 multiplications"),
     ],
 )
 def test_shapes_that_cannot_be_exact_are_refused_by_name(make, message: str) -> None:
