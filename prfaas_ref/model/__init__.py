@@ -1,6 +1,12 @@
-"""A small Kimi-Linear-style hybrid language model with explicit state.
+"""The Kimi-Linear family of hybrid language models, with explicit state: prefill and decode give the same bytes.
 
-Start with `tile.py` (why decode equals prefill), then `kda.py`, `mla.py` and `hybrid.py`.
+    recurrence.py   Kimi Delta Attention by its definition
+    tile.py         why decode equals prefill: both compute rows of the same tile   (start here)
+    exact.py        the products and functions whose bits do not depend on the neighbours
+    kda.py mla.py gqa.py sliding.py lightning.py     one layer kind each; ffn.py moe.py   the other half of a layer
+    hybrid.py       the model: one forward function; generation.py   prefill, then token by token
+    kinds.py config.py sizes.py                      shapes and bytes, without torch
+    campaign.py     tries to falsify all of it
 """
 
 from typing import Any
