@@ -58,6 +58,11 @@ class Transfer:
     def own_blocks(self) -> tuple[int, ...]:
         return self.tail_blocks + self.live_blocks
 
+    @property
+    def is_active(self) -> bool:
+        """Whether its bytes still count: it was neither stopped nor done."""
+        return self.state is TransferState.ACTIVE
+
     def require_lease(self, now_s: float) -> None:
         """Call before each read or write through this transfer. Raises LeaseExpired, never serves recycled bytes."""
         if self.state is not TransferState.ACTIVE or now_s >= self.lease_end_s:

@@ -14,6 +14,7 @@ digests over all logits are compared. Exit status 1 when any differs.
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from prfaas_ref.commands.options import (
     add_model_options,
+    add_tokens_option,
     not_negative,
     open_model,
     positive,
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="prompts; this package's own source if none is given")
     parser.add_argument("--requests", type=positive(int), metavar="N", help="requests (12, or the number of files)")
     add_model_options(parser)
+    add_tokens_option(parser)
     parser.add_argument(
         "--threshold", type=not_negative(int), default=1000, metavar="T", help="uncached tokens that stay local (1000)"
     )
@@ -56,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     texts = [read_prompt(file) for file in args.files]
+    if args.requests and args.requests < len(texts):
+        raise UserError(f"--requests {args.requests} leaves out some of the {len(texts)} files; name fewer files")
+    for name in ("SIGTERM", "SIGHUP"):  # end as with Ctrl-C: no worker and no log stays behind
+        signal.signal(getattr(signal, name), lambda *_: signal.raise_signal(signal.SIGINT))
     start_runtime(args)
     from tqdm import tqdm
 
@@ -67,15 +74,15 @@ def run(args: argparse.Namespace) -> int:
         chosen = prompts.mixture(prompts.own_source(), args.requests or 12)
     model = open_model(args)
     options = demo.DemoOptions(
-        args.model,
-        args.dtype,
-        args.seed,
-        args.tokens,
-        args.threshold,
-        args.link_mbps,
-        args.rtt_ms,
-        args.deadline_s,
-        args.threads,
+        model=args.model,
+        dtype=args.dtype,
+        seed=args.seed,
+        tokens=args.tokens,
+        threshold_tokens=args.threshold,
+        link_mbps=args.link_mbps,
+        rtt_ms=args.rtt_ms,
+        deadline_s=args.deadline_s,
+        threads=args.threads,
     )
     bar = tqdm(total=2 * len(chosen), desc="serve, then check", leave=False, disable=not sys.stderr.isatty())
     with bar, log_directory(args.keep_logs) as logs:
@@ -110,8 +117,9 @@ def log_directory(keep: str | None) -> Any:
         return tempfile.TemporaryDirectory(prefix="prfaas-")
     try:
         Path(keep).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=keep).close()
     except OSError as error:
-        raise UserError(f"cannot make the log directory {keep}: {error.strerror}") from error
+        raise UserError(f"cannot write logs to {keep}: {error.strerror}") from error
     return nullcontext(keep)
 
 

@@ -12,12 +12,20 @@ import argparse
 import json
 import sys
 
-from prfaas_ref.commands.options import add_model_options, open_model, read_prompt, show_text, start_runtime
+from prfaas_ref.commands.options import (
+    add_model_options,
+    add_tokens_option,
+    open_model,
+    read_prompt,
+    show_text,
+    start_runtime,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE", help="the prompt; standard input if not given")
     add_model_options(parser)
+    add_tokens_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
 
 

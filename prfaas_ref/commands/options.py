@@ -1,6 +1,7 @@
 """Options that several subcommands share, with one meaning and one default for all of them."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,17 +12,17 @@ from prfaas_ref.errors import UserError
 if TYPE_CHECKING:
     from prfaas_ref.model.hybrid import HybridModel
 
-MAX_PROMPT_TOKENS = 2**18
+MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS = 2**18, 2**16
 
 
-def positive(kind: type) -> Callable[[str], float]:
-    """An argparse type: a finite number above zero."""
-    return _number(kind, lambda x: 0 < x < float("inf"), "above 0")
+def positive(kind: type, most: float = math.inf) -> Callable[[str], float]:
+    """An argparse type: a finite number above zero, and at most `most`."""
+    return _number(kind, lambda x: 0 < x <= most, "above 0" if most == math.inf else f"from 1 to {most}")
 
 
-def not_negative(kind: type) -> Callable[[str], float]:
-    """An argparse type: a finite number that is not negative."""
-    return _number(kind, lambda x: 0 <= x < float("inf"), "of 0 or more")
+def not_negative(kind: type, most: float = math.inf) -> Callable[[str], float]:
+    """An argparse type: a finite number that is not negative, and at most `most`."""
+    return _number(kind, lambda x: 0 <= x <= most, "of 0 or more" if most == math.inf else f"from 0 to {most}")
 
 
 def _number(kind: type, good: Callable[[float], bool], which: str) -> Callable[[str], float]:
@@ -29,8 +30,8 @@ def _number(kind: type, good: Callable[[float], bool], which: str) -> Callable[[
         try:
             value: float = kind(text)
         except ValueError:
-            value = float("nan")
-        if not good(value):
+            value = math.nan
+        if not good(value) or value == math.inf:
             noun = "whole number" if kind is int else "number"
             raise argparse.ArgumentTypeError(f"{text!r} is not a {noun} {which}")
         return value
@@ -41,10 +42,17 @@ def _number(kind: type, good: Callable[[float], bool], which: str) -> Callable[[
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="toy", metavar="NAME|DIR", help="a preset, or a checkpoint directory (toy)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="(float32)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the preset's random weights (0)")
-    parser.add_argument("--tokens", type=positive(int), default=16, metavar="N", help="tokens to generate at most (16)")
     parser.add_argument(
-        "--threads", type=positive(int), default=1, metavar="N", help="threads per process (1); the bits stay the same"
+        "--seed", type=not_negative(int, 2**63 - 1), default=0, help="seed of the preset's random weights (0)"
+    )
+    parser.add_argument(
+        "--threads", type=positive(int, 1024), default=1, metavar="N", help="threads per process (1); the bits stay"
+    )
+
+
+def add_tokens_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tokens", type=positive(int, MAX_ANSWER_TOKENS), default=16, metavar="N", help="tokens to generate (16)"
     )
 
 
@@ -64,7 +72,7 @@ def read_prompt(file: str | None) -> bytes:
     """A prompt's bytes. Raises UserError for a missing, empty, unreadable or over-long file."""
     name = file or "standard input"
     try:
-        prompt = Path(file).read_bytes() if file else sys.stdin.buffer.read()
+        prompt = Path(file).read_bytes() if file else sys.stdin.buffer.read() if sys.stdin else b""
     except OSError as error:
         raise UserError(f"cannot read {name}: {error.strerror}") from error
     if not prompt:

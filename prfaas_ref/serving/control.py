@@ -1,7 +1,7 @@
 """The control channel between the front end and a worker: one JSON object a line, over loopback TCP.
 
 Tensors never travel here (that is `transport`'s business); what does is prompts, tokens and reports. The worker's
-side is a listening socket with a reading thread; the front end's side is asyncio (see `deployment.py`).
+side is a listening socket with a reading thread; the front end's side is asyncio (see `supervisor.py`).
 """
 
 import json
@@ -37,6 +37,11 @@ def decode(line: bytes) -> Message:
     return message
 
 
+def failed(key: str, error: BaseException) -> Message:
+    """The event that reports a request's end by an error."""
+    return {"type": "failed", "key": key, "error": f"{type(error).__name__}: {error}"}
+
+
 class ControlPort:
     """The worker's end: accepts one front end, yields its messages, sends it events from any thread."""
 
@@ -44,8 +49,9 @@ class ControlPort:
         """Listen on loopback; port 0 takes a free one. Raises UserError when the port is in use."""
         try:
             self._listener = socket.create_server((LOOPBACK, port))
-        except OSError as error:
-            raise UserError(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}; choose another --port") from error
+        except (OSError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else "a port is a number up to 65535"
+            raise UserError(f"cannot listen on {LOOPBACK}:{port}: {why}; choose another --port") from error
         self.port: int = self._listener.getsockname()[1]
         self._peer: socket.socket | None = None
         self._sending = threading.Lock()

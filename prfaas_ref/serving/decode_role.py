@@ -11,6 +11,7 @@ Runs in the worker's main thread but for the three `on_` methods, which the tran
 import sys
 import time
 from base64 import b64encode
+from collections import deque
 from dataclasses import dataclass
 
 from prfaas_ref.cache.allocation import Allocation
@@ -18,7 +19,7 @@ from prfaas_ref.cache.transfer import Transfer
 from prfaas_ref.cache.tree import OutOfBlocks
 from prfaas_ref.model.generation import logits_bytes
 from prfaas_ref.model.state import HybridState
-from prfaas_ref.serving.control import ControlPort, Message
+from prfaas_ref.serving.control import ControlPort, Message, failed
 from prfaas_ref.serving.decode_batch import DecodeBatch, Running
 from prfaas_ref.serving.engine import Engine
 from prfaas_ref.serving.hand_off import layer_views, manifest
@@ -33,7 +34,7 @@ class Expected:
 
     transfer: Transfer
     alloc: Allocation
-    n_tokens: int
+    layout: StateBytes
     max_tokens: int
     state: HybridState | None = None  # once the hand-off is applied
 
@@ -44,6 +45,7 @@ class DecodeRole:
     def __init__(self, engine: Engine, control: ControlPort) -> None:
         self.engine, self.control = engine, control
         self.batch = DecodeBatch(engine)
+        self._waiting: deque[Message] = deque()
         self._expected: dict[str, Expected] = {}
         self._landing: dict[str, Transfer] = {}  # hand-offs whose bytes may be written at this moment
 
@@ -67,26 +69,42 @@ class DecodeRole:
                     self.control.send({"type": "finished", "key": step.key})
 
     def idle(self) -> None:
-        """Between steps: end the leases of hand-offs that never came."""
+        """Between steps: end the leases of hand-offs that never came, and let in who waits for room."""
         with self.engine.lock:
             self.engine.pool.index.transfers.expire(time.monotonic())
+        self._admit()
+
+    def released(self, key: str) -> None:
+        """Nothing here is long enough to be stopped in the middle."""
 
     def _expect(self, message: Message) -> None:
-        key, tokens = message["key"], message["tokens"]
-        config, dtype = self.engine.model.config, self.engine.model.dtype
-        live_bytes = StateBytes.after(len(tokens), config, dtype).n_bytes
-        lease_end_s = time.monotonic() + message["deadline_s"]
-        try:
-            with self.engine.lock:
-                transfer = self.engine.pool.open_receive(
-                    self.engine.namespace, tokens, live_bytes, message["max_tokens"], lease_end_s
-                )
-                assert transfer.alloc is not None
-                self._expected[key] = Expected(transfer, transfer.alloc, len(tokens), message["max_tokens"])
-        except OutOfBlocks as error:
-            self.control.send({"type": "failed", "key": key, "error": f"OutOfBlocks: {error}"})
-        else:
-            self.control.send({"type": "expecting", "key": key})
+        self._waiting.append({**message, "deadline": time.monotonic() + message["deadline_s"]})
+        self._admit()
+
+    def _admit(self) -> None:
+        """Make room for those who wait, in order. One that does not fit waits for what others hold, if they do."""
+        index = self.engine.pool.index
+        while self._waiting:
+            message = self._waiting[0]
+            try:
+                self._open(message)
+            except OutOfBlocks as error:
+                if index.allocations:
+                    return
+                self.control.send(failed(message["key"], error))
+            else:
+                self.control.send({"type": "expecting", "key": message["key"]})
+            self._waiting.popleft()
+
+    def _open(self, message: Message) -> None:
+        engine, tokens, max_tokens = self.engine, message["tokens"], message["max_tokens"]
+        layout = StateBytes.after(len(tokens), engine.model.config, engine.model.dtype)
+        with engine.lock:
+            transfer = engine.pool.open_receive(
+                engine.namespace, tokens, layout.n_bytes, max_tokens, message["deadline"]
+            )
+            assert transfer.alloc is not None
+            self._expected[message["key"]] = Expected(transfer, transfer.alloc, layout, max_tokens)
 
     def _start(self, message: Message) -> None:
         key = message["key"]
@@ -100,6 +118,7 @@ class DecodeRole:
             self.control.send({"type": "finished", "key": key})
 
     def _release(self, message: Message) -> None:
+        self._waiting = deque(waiting for waiting in self._waiting if waiting["key"] != message["key"])
         expected = self._expected.pop(message["key"], None)
         if expected is None:
             self.batch.leave(message["key"])
@@ -116,7 +135,7 @@ class DecodeRole:
     def on_offer(self, incoming: Incoming) -> Destination:
         with self.engine.lock:
             expected = self._require(incoming)
-            have, n_tokens = expected.alloc.cached_tokens, expected.n_tokens
+            have, n_tokens = expected.alloc.cached_tokens, expected.layout.n_tokens
             views = [
                 layer_views(self.engine, expected.transfer, i, have, n_tokens, time.monotonic())
                 for i in range(len(self.engine.model.config.layer_kinds))
@@ -130,11 +149,11 @@ class DecodeRole:
         with engine.lock:
             expected = self._require(incoming)
             expected.transfer.require_lease(time.monotonic())
-            layout = StateBytes.after(expected.n_tokens, engine.model.config, engine.model.dtype)
-            live = engine.pool.blocks.read(expected.transfer.live_blocks, layout.n_bytes)
-            engine.pool.index.transfers.ack(self._landing.pop(incoming.transfer_id))
-            engine.pool.index.commit(expected.alloc, expected.n_tokens)
-            expected.state = layout.unpack(live, engine.model)
+            live = engine.pool.blocks.read(expected.transfer.live_blocks, expected.layout.n_bytes)
+            expected.state = expected.layout.unpack(live, engine.model)
+            engine.pool.index.transfers.ack(expected.transfer)
+            engine.pool.index.commit(expected.alloc, expected.layout.n_tokens)
+            del self._landing[incoming.transfer_id]
 
     def on_closed(self, incoming: Incoming, error: TransportError) -> None:
         """It failed, and no write can land any more: its blocks are nobody's."""

@@ -50,7 +50,10 @@ class Engine:
         n_blocks, state_blocks = cache_bytes // probe.block_bytes, probe.blocks_for(self.snapshot.n_bytes)
         if n_blocks < 2 * state_blocks:
             raise UserError(f"a cache of {cache_bytes} bytes holds no request; raise --cache-mb")
-        blocks = BlockPool(n_blocks, *page_shape, model.dtype)
+        try:
+            blocks = BlockPool(n_blocks, *page_shape, model.dtype)
+        except RuntimeError as error:
+            raise UserError(f"a cache of {cache_bytes} bytes cannot be had; lower --cache-mb") from error
         index = HybridCacheIndex(n_blocks, config.grid.block, state_blocks)
         self.pool = HybridCachePool(index, blocks, self.snapshot.n_bytes)
 
@@ -75,28 +78,28 @@ class Engine:
         tokens: list[int],
         alloc: Allocation,
         state: HybridState,
-        on_layer: Callable[[int], None] | None = None,
+        on_cell: Callable[[int, int], None] | None = None,
     ) -> Prefilled:
         """Compute the rest of a prompt that `begin` has opened, and publish it.
 
         The policy says where snapshots are kept: at the deepest block end that a repeat can start from, at the prompt's
-        own last one, and where other prompts branched off. on_layer(i) is called when layer i is final, with later ones
-        still to come. Raises FloatingPointError when the logits are not finite; then nothing is published.
+        own last one, and where other prompts branched off. on_cell(layer, position): see `HybridModel.forward`; raising
+        there ends the computation. Raises FloatingPointError when the logits are not finite. Nothing is published then.
         """
         n_tokens = len(tokens)
         block = self.model.config.grid.block
         keep = self.policy.in_prefill(block, n_tokens, alloc.cached_tokens, alloc.branch_tokens)
         parts: dict[int, list[Tensor]] = {position: [] for position in keep}
 
-        def on_cell(layer: int, position: int) -> None:
+        def keep_parts(layer: int, position: int) -> None:
             if position in parts and layer in state.layers:
                 parts[position].append(self.snapshot.pack(layer, state.layers[layer]))
-            if position == n_tokens and on_layer:
-                on_layer(layer)
+            if on_cell:
+                on_cell(layer, position)
 
         cuts, new = [*keep, *range(0, n_tokens, PIECE)], tokens[alloc.cached_tokens :]
         with torch.inference_mode():
-            logits = prefill(self.model, new, state, self.pool.blocks.pages, cuts=cuts, on_cell=on_cell)
+            logits = prefill(self.model, new, state, self.pool.blocks.pages, cuts=cuts, on_cell=keep_parts)
         token = greedy(logits)
         self.publish(alloc, n_tokens, {p: torch.cat(layers) for p, layers in parts.items()})
         return Prefilled(alloc.cached_tokens, logits, token)

@@ -1,5 +1,4 @@
-"""The front end of a two-cluster deployment: routes each request, follows it through prefill and decode, and tries
-again.
+"""The front end of a two-cluster deployment: routes a request, follows it through prefill and decode, tries again.
 
 It holds no tensors and knows nothing of sockets or processes (supervisor.py does). A request's life is one attempt
 after another, at most ATTEMPTS and within its deadline:
@@ -7,8 +6,8 @@ after another, at most ATTEMPTS and within its deadline:
     match    ask every worker how much of the prompt it holds (the pools' own reports)
     route    the scheduler's Router chooses cluster and workers; what it charges is released stage by stage
     expect   the decode worker makes room and says so
-    prefill  the prefill worker computes, sends the cache to the decode worker, and reports the first token once it is
-    applied decode   the decode worker reports token after token
+    prefill  the prefill worker computes, hands the cache over meanwhile, and reports the first token when it is applied
+    decode   the decode worker reports token after token
 
 If a worker is lost on the way, the next attempt prefills the prompt *and* the tokens that already came: by the
 exactness contract the continuation is the same to the byte, so nobody downstream can tell.
@@ -16,12 +15,15 @@ exactness contract the continuation is the same to the byte, so nobody downstrea
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from prfaas_ref.model.config import END
 from prfaas_ref.request import Request, RequestRecord
 from prfaas_ref.scheduler.fleet import LinkView, WorkerView, muster
 from prfaas_ref.scheduler.router import Decision, Refusal, Router
@@ -44,6 +46,11 @@ class Served:
     local_bytes: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
     on_token: Callable[[int], object] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last token that it may have has come."""
+        return len(self.tokens) == self.record.request.max_tokens or self.tokens[-1:] == [END]
 
     def add(self, event: Message) -> None:
         self.tokens.append(event["token"])
@@ -68,7 +75,9 @@ class FrontEnd:
         after which a worker counts as lost."""
         self.router, self.link = router, link
         self.supervisor = Supervisor(specs, self._on_message, self._on_lost, logs, restarts, stall_s)
-        self._inboxes: dict[str, asyncio.Queue[tuple[Worker, Message | WorkerLost]]] = {}
+        self._in_flight: set[str] = set()
+        self._attempts = count(1)
+        self._inboxes: dict[str, asyncio.Queue[tuple[Worker, Message]]] = {}
         self._involved: dict[str, set[Worker]] = {}
 
     async def __aenter__(self) -> "FrontEnd":
@@ -85,31 +94,41 @@ class FrontEnd:
     async def serve(
         self, request: Request, deadline_s: float = 60.0, on_token: Callable[[int], object] | None = None
     ) -> Served:
-        """Serve one request, with its token_ids. Never raises for its sake: the record says how it ended, and it ends
-        within `deadline_s`. on_token is called with each token as it comes.
+        """Serve one request, with its token_ids. It ends once, within `deadline_s`, and its record says how: a worker's
+        fault raises nothing here. on_token is called with each token as it comes. Raises ValueError for a request
+        without token_ids, or whose id is in flight already.
         """
+        if request.token_ids is None or request.request_id in self._in_flight:
+            raise ValueError(f"request {request.request_id} has no token_ids, or its id is in flight already")
         served = Served(RequestRecord(request), on_token=on_token)
-        record = served.record
-        start = self._now()
+        record, start = served.record, self._now()
+        vocab = min(worker.hello["vocab_size"] for worker in self.workers)
+        if not all(0 <= token < vocab for token in request.token_ids):
+            record.end("failed", start, f"InvalidToken: token ids are 0 to {vocab - 1}")
+            return served
+        self._in_flight.add(request.request_id)
         try:
             async with asyncio.timeout(deadline_s):
                 while record.in_flight:
                     record.attempts += 1
                     try:
                         await self._attempt(served, start, deadline_s)
-                        record.end("completed", self._now())
                     except (RequestFailed, WorkerLost) as error:
-                        if record.attempts == ATTEMPTS:
+                        if record.attempts == ATTEMPTS and not served.finished:
                             record.end("failed", self._now(), f"{error} (attempt {ATTEMPTS} of {ATTEMPTS})")
+                    if record.in_flight and served.finished:
+                        record.end("completed", self._now())
         except TimeoutError:
             record.end("failed", self._now(), f"DeadlineExceeded: not finished within {deadline_s:g} s")
+        finally:
+            self._in_flight.remove(request.request_id)
         return served
 
     async def _attempt(self, served: Served, start: float, deadline_s: float) -> None:
         request = served.record.request
         tokens = [*(request.token_ids or ()), *served.tokens]
         rest = Request(request.request_id, start, len(tokens), request.max_tokens - len(served.tokens), tokens)
-        key = f"{request.request_id}.{served.record.attempts}"
+        key = f"{request.request_id}.{next(self._attempts)}"
         self._inboxes[key], self._involved[key] = asyncio.Queue(), set()
         try:
             decision = await self._route(key, rest)
@@ -122,13 +141,16 @@ class FrontEnd:
             del self._inboxes[key]
 
     async def _route(self, key: str, request: Request) -> Decision:
-        """A decision on fresh reports; waits for a worker where one is missing."""
+        """A decision on fresh reports. Where no worker can do it, waits for one that is on its way up, if any is."""
         while True:
+            seen = self.supervisor.changes
             views = await self._match(key, request)
             decision = self.router.route(request, muster(views, self.link))
             if not isinstance(decision, Refusal):
                 return decision
-            await self.supervisor.wait_for_change()
+            if self.supervisor.changes == seen and not self.supervisor.starting:
+                raise RequestFailed(f"NoWorker: {decision.reason}, and none is on its way")
+            await self.supervisor.wait_for_change(seen)
 
     async def _match(self, key: str, request: Request) -> list[WorkerView]:
         """How much of the prompt each active worker holds; one that does not answer in time counts as empty."""
@@ -140,14 +162,15 @@ class FrontEnd:
                     worker.spec.name, worker.spec.cluster, worker.spec.role, True, worker.incarnation, load=account
                 )
                 worker.send({"type": "match", "key": key, "tokens": request.token_ids})
-        try:
+        silent = set(views)
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MATCH_S):
-                for _ in views:
-                    worker, event = await self._next(key, "matched")
-                    views[worker].matched_tokens = event["usable_tokens"]
-                    views[worker].kv_tokens = event["kv_tokens"]
-        except TimeoutError:
-            pass
+                while silent:
+                    worker, event = await self._next(key, "matched", "lost")
+                    silent.discard(worker)
+                    if event["type"] == "matched" and worker in views:  # else: a late answer of a worker since lost
+                        views[worker].matched_tokens = event["usable_tokens"]
+                        views[worker].kv_tokens = event["kv_tokens"]
         return [view for worker, view in views.items() if worker.active]
 
     async def _run(
@@ -155,14 +178,13 @@ class FrontEnd:
     ) -> None:
         record = served.record
         prefiller, decoder = self._worker(decision.prefill_worker), self._worker(decision.decode_worker)
-        common = {"tokens": request.token_ids, "deadline_s": deadline_s}
-        self._send(key, decoder, {"type": "expect", "max_tokens": request.max_tokens, **common})
+        self._involved[key] = {prefiller, decoder}
+        common = {"key": key, "tokens": request.token_ids, "deadline_s": deadline_s}
+        decoder.send({"type": "expect", "max_tokens": request.max_tokens, **common})
         await self._next(key, "expecting")
-        to = {"port": decoder.hello["data_port"], "boot_epoch": decoder.hello["boot_epoch"]}
-        self._send(key, prefiller, {"type": "prefill", "to": to, **common})
+        prefiller.send({"type": "prefill", "to_port": decoder.hello["data_port"], **common})
         _, event = await self._next(key, "prefilled")
         self._involved[key].discard(prefiller)
-        served.add(event)
         if record.ttft_s is None:
             record.ttft_s = self._now() - start
             record.route, record.cached_tokens = decision.route, event["cached_tokens"]
@@ -172,23 +194,20 @@ class FrontEnd:
             served.local_bytes += event["bytes_sent"]
         for stage in ("prefix", "prefill", "egress"):
             self.router.release(request.request_id, stage)
-        self._send(key, decoder, {"type": "start", "token": event["token"]})
+        served.add(event)
+        decoder.send({"type": "start", "key": key, "token": event["token"]})
         while True:
             _, event = await self._next(key, "token", "finished")
             if event["type"] == "finished":
                 return
             served.add(event)
 
-    def _send(self, key: str, worker: Worker, message: Message) -> None:
-        self._involved[key].add(worker)
-        worker.send({**message, "key": key})
-
     async def _next(self, key: str, *types: str) -> tuple[Worker, Message]:
         """The next event of this attempt of one of these types. Raises RequestFailed or WorkerLost."""
         while True:
             worker, event = await self._inboxes[key].get()
-            if isinstance(event, WorkerLost):
-                raise event
+            if event["type"] == "lost" and worker in self._involved[key]:
+                raise WorkerLost(f"WorkerLost: {worker.spec.name} {event['why']}")
             if event["type"] == "failed":
                 raise RequestFailed(event["error"])
             if event["type"] in types:
@@ -212,9 +231,8 @@ class FrontEnd:
         self.link.utilization = min(1.0, report["goodput_bits_per_s"] / self.link.bits_per_s)
 
     def _on_lost(self, worker: Worker, why: str) -> None:
-        for key, involved in self._involved.items():
-            if worker in involved:
-                self._inboxes[key].put_nowait((worker, WorkerLost(f"WorkerLost: {worker.spec.name} {why}")))
+        for inbox in self._inboxes.values():
+            inbox.put_nowait((worker, {"type": "lost", "why": why}))
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from prfaas_ref.cache.transfer import Transfer as HeldBlocks
 from prfaas_ref.model.generation import logits_bytes
-from prfaas_ref.serving.control import LOOPBACK, Message
+from prfaas_ref.serving.control import LOOPBACK, Message, failed
 from prfaas_ref.serving.engine import Engine, Prefilled
 from prfaas_ref.serving.hand_off import layer_views, manifest
 from prfaas_ref.transport.client import Client, Options
@@ -22,11 +22,6 @@ from prfaas_ref.transport.connection import Terms
 from prfaas_ref.transport.errors import TransportError
 from prfaas_ref.transport.link import EmulatedLink
 from prfaas_ref.transport.transfer import Transfer
-
-
-def failed(key: str, error: BaseException) -> Message:
-    """The event that reports a request's end by an error."""
-    return {"type": "failed", "key": key, "error": f"{type(error).__name__}: {error}"}
 
 
 class Outbound:
@@ -39,7 +34,7 @@ class Outbound:
         self.job, self.engine, self.held, self.report = job, engine, held, report
         self._items: queue.SimpleQueue[int | Prefilled | Exception] = queue.SimpleQueue()
         self._transfer: Transfer | None = None
-        self._client = Client((LOOPBACK, job["to"]["port"]), terms, options, link)
+        self._client = Client((LOOPBACK, job["to_port"]), terms, options, link)
         self._thread = threading.Thread(target=self._run, name=f"hand-off {job['key']}", daemon=True)
         self._thread.start()
 
@@ -54,7 +49,7 @@ class Outbound:
         self._items.put(result)
 
     def abort(self, reason: str) -> None:
-        """Take the hand-off back. Returns soon, whatever the peer does."""
+        """Take the hand-off back. Returns within the transport's `abort_s`, whatever the peer does."""
         self._items.put(TransportError(reason))
         if self._transfer:
             self._transfer.abort(reason)

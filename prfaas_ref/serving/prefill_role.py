@@ -1,7 +1,7 @@
 """A prefill worker's work: compute prompts, one after another, and hand each to its decode worker while it is computed.
 
-    prefill   queue a prompt
-    release   forget it: not yet computed, it is dropped; on its way, its hand-off is aborted
+    prefill   queue a prompt; it waits while the pool has no room that will come
+    release   forget it: one that waits is dropped, one that is computed stops at its next cell, a hand-off is aborted
 
 Computing goes on while earlier hand-offs are still on the wire (see outbound.py). How the link fares meanwhile is
 reported to the front end, whose router reads it.
@@ -11,15 +11,22 @@ import threading
 import time
 from collections import deque
 
+from prfaas_ref.cache.allocation import Allocation
+from prfaas_ref.cache.transfer import Transfer
 from prfaas_ref.cache.tree import OutOfBlocks
-from prfaas_ref.serving.control import ControlPort, Message
+from prfaas_ref.model.state import HybridState
+from prfaas_ref.serving.control import ControlPort, Message, failed
 from prfaas_ref.serving.engine import Engine
-from prfaas_ref.serving.outbound import Outbound, failed
+from prfaas_ref.serving.outbound import Outbound
 from prfaas_ref.serving.state_bytes import StateBytes
 from prfaas_ref.transport.client import Options
 from prfaas_ref.transport.congestion import SAMPLE_S
 from prfaas_ref.transport.connection import Terms
 from prfaas_ref.transport.link import EmulatedLink
+
+
+class Released(Exception):
+    """The front end let the request go while it was computed."""
 
 
 class PrefillRole:
@@ -31,54 +38,82 @@ class PrefillRole:
         self.engine, self.control = engine, control
         self.terms, self.options, self.link = terms, options, link
         self._waiting: deque[Message] = deque()
+        self._no_room = False  # for the first that waits, at the last try
+        self._released: set[str] = set()
         self._outbound: dict[str, Outbound] = {}
         self._closing = threading.Event()
         threading.Thread(target=self._report_link, name="link report", daemon=True).start()
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting) and not self._no_room
 
     def handle(self, message: Message) -> None:
+        key = message["key"]
         if message["type"] == "prefill":
-            message["deadline"] = time.monotonic() + message["deadline_s"]
-            self._waiting.append(message)
+            self._waiting.append({**message, "deadline": time.monotonic() + message["deadline_s"]})
         elif message["type"] == "release":
-            self._waiting = deque(job for job in self._waiting if job["key"] != message["key"])
-            if outbound := self._outbound.get(message["key"]):
+            self._waiting = deque(job for job in self._waiting if job["key"] != key)
+            if outbound := self._outbound.get(key):
                 outbound.abort("the front end let the request go")
+            self._released.discard(key)
+
+    def released(self, key: str) -> None:
+        self._released.add(key)
 
     def step(self) -> None:
         """Compute the next prompt; its hand-off is under way from the first layer on."""
         job = self._waiting.popleft()
         try:
-            self._prefill(job)
+            alloc, state, held = self._open(job)
         except OutOfBlocks as error:
-            self.control.send(failed(job["key"], error))
-
-    def _prefill(self, job: Message) -> None:
-        engine, tokens = self.engine, job["tokens"]
-        layout = StateBytes.after(len(tokens), engine.model.config, engine.model.dtype)
-        alloc, state = engine.begin(tokens)
+            if self.engine.pool.index.allocations:  # what others hold will be free some time
+                self._waiting.appendleft(job)
+                self._no_room = True
+            else:
+                self.control.send(failed(job["key"], error))
+            return
         try:
-            with engine.lock:
-                held = engine.pool.begin_stream(alloc, layout.n_bytes)
-            outbound = Outbound(job, engine, held, self.terms, self.options, self.link, self.control.send)
-            self._outbound[job["key"]] = outbound
+            self._compute(job, alloc, state, held)
+        finally:
+            self.engine.free(alloc)
 
-            def on_layer(layer: int) -> None:
+    def _open(self, job: Message) -> tuple[Allocation, HybridState, Transfer]:
+        """Room for the prompt and for its live state, all or nothing. Raises OutOfBlocks."""
+        engine = self.engine
+        alloc, state = engine.begin(job["tokens"])
+        try:
+            live = StateBytes.after(len(job["tokens"]), engine.model.config, engine.model.dtype)
+            with engine.lock:
+                return alloc, state, engine.pool.begin_stream(alloc, live.n_bytes)
+        except OutOfBlocks:
+            engine.free(alloc)
+            raise
+
+    def _compute(self, job: Message, alloc: Allocation, state: HybridState, held: Transfer) -> None:
+        engine, key, n_tokens = self.engine, job["key"], len(job["tokens"])
+        layout = StateBytes.after(n_tokens, engine.model.config, engine.model.dtype)
+        outbound = self._outbound[key] = Outbound(
+            job, engine, held, self.terms, self.options, self.link, self.control.send
+        )
+
+        def on_cell(layer: int, position: int) -> None:
+            if key in self._released:
+                raise Released(key)
+            if position == n_tokens:
                 if memory := state.layers.get(layer):
-                    engine.pool.write_live(held, layout.offsets[layer], layout.pack(layer, memory))
+                    with engine.lock:
+                        if held.is_active:
+                            engine.pool.write_live(held, layout.offsets[layer], layout.pack(layer, memory))
                 outbound.layer_done(layer)
 
-            try:
-                outbound.computed(engine.prefill(tokens, alloc, state, on_layer))
-            except Exception as error:
-                outbound.computed(error)
-        finally:
-            engine.free(alloc)
+        try:
+            outbound.computed(engine.prefill(job["tokens"], alloc, state, on_cell))
+        except Exception as error:  # the hand-off ends with it, and so does the request
+            outbound.computed(error)
 
     def idle(self) -> None:
+        self._no_room = False
         for key in [key for key, outbound in self._outbound.items() if outbound.over]:
             del self._outbound[key]
 

@@ -2,17 +2,19 @@
 
 Knows nothing of requests: messages go to a callback. A worker that dies, or answers no ping for `stall_s`, is lost; its
 next start is a new incarnation. Children live in sessions of their own, so that Ctrl-C reaches the front end alone,
-which then ends them; should the front end be killed, they see its connection close and end by themselves.
+which then ends them; should the front end be killed, the pipe to their standard input closes, and they end themselves.
 """
 
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 from asyncio import StreamReader, StreamWriter
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,6 @@ class Worker:
     writer: StreamWriter
     active: bool = True
     last_heard_s: float = 0.0
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def send(self, message: Message) -> None:
         """Send one command. Raises WorkerLost."""
@@ -73,13 +74,18 @@ class Supervisor:
         self.specs, self.on_message, self.on_lost = specs, on_message, on_lost
         self.logs, self.restarts, self.stall_s = logs, restarts, stall_s
         self.workers: dict[str, Worker] = {}
-        self.changed = asyncio.Event()  # set whenever a worker has come or gone; `wait_for_change` clears it
+        self.starting = 0  # workers on their way up
+        self.changes = 0  # counts workers that came or went; see `wait_for_change`
+        self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     async def __aenter__(self) -> "Supervisor":
+        starts = [self._start(spec, incarnation=1) for spec in self.specs]
         try:
-            await asyncio.gather(*(self._start(spec, incarnation=1) for spec in self.specs))
+            results = await asyncio.gather(*starts, return_exceptions=True)  # not one is left half started
+            if failed := [result for result in results if isinstance(result, BaseException)]:
+                raise failed[0]
         except BaseException:
             await self.__aexit__()
             raise
@@ -89,41 +95,52 @@ class Supervisor:
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*(self._end(worker) for worker in self.workers.values()))
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._end(worker) for worker in self.workers.values()))
 
-    async def wait_for_change(self) -> None:
-        await self.changed.wait()
-        self.changed.clear()
+    async def wait_for_change(self, seen: int) -> None:
+        """Until a worker has come or gone since `changes` was `seen`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.changes != seen)
 
     async def _start(self, spec: WorkerSpec, incarnation: int) -> None:
         """Start a process, read its hello line, connect. Raises UserError with the end of its log if it does not come
         up.
         """
         log = self.logs / f"{spec.name}.{incarnation}.log"
-        words = ["worker", "--name", spec.name, "--cluster", spec.cluster, "--role", spec.role, *spec.options]
-        with log.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "prfaas_ref", *words,
-                stdin=DEVNULL, stdout=PIPE, stderr=stderr, start_new_session=True,
-            )  # fmt: skip
+        words = ["worker", "--supervised", "--name", spec.name, "--cluster", spec.cluster, "--role", spec.role]
+        self.starting += 1
         try:
-            assert process.stdout is not None
-            line = await asyncio.wait_for(process.stdout.readline(), START_S)
-            if not line:
-                raise ConnectionError
-            hello = json.loads(line)
-            reader, writer = await asyncio.open_connection(LOOPBACK, hello["control_port"], limit=MAX_LINE_BYTES)
-        except BaseException as error:
-            await self._kill(process)
-            if isinstance(error, (OSError, TimeoutError)):
-                last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote no log"]
-                raise UserError(f"worker {spec.name} did not start: {last[0].removeprefix('prfaas: ')}") from None
-            raise
+            with log.open("wb") as stderr:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "prfaas_ref", *words, *spec.options,
+                    stdin=PIPE, stdout=PIPE, stderr=stderr, start_new_session=True,
+                )  # fmt: skip
+            try:
+                hello, reader, writer = await asyncio.wait_for(self._meet(process), START_S)
+            except BaseException as error:
+                await self._kill(process)
+                if isinstance(error, (OSError, TimeoutError)):
+                    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote no log"]
+                    raise UserError(f"worker {spec.name} did not start: {last[0].removeprefix('prfaas: ')}") from None
+                raise
+        finally:
+            self.starting -= 1
+            await self._tell()
         worker = Worker(spec, incarnation, process, hello, writer, last_heard_s=self._now())
         self.workers[spec.name] = worker
-        worker.tasks = [self._spawn(self._read(worker, reader)), self._spawn(self._watch(worker))]
-        self.changed.set()
+        self._spawn(self._read(worker, reader))
+        self._spawn(self._watch(worker))
+        await self._tell()
+
+    async def _meet(self, process: Process) -> tuple[Message, StreamReader, StreamWriter]:
+        """A new process's own report of itself, and the connection to its control port."""
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            raise ConnectionError("it ended at once")
+        hello = json.loads(line)
+        return hello, *await asyncio.open_connection(LOOPBACK, hello["control_port"], limit=MAX_LINE_BYTES)
 
     async def _read(self, worker: Worker, reader: StreamReader) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -132,27 +149,36 @@ class Supervisor:
                 message = decode(line)
                 if message["type"] != "pong":
                     self.on_message(worker, message)
-        self._lose(worker, "died")
+        await self._lose(worker, "died")
 
     async def _watch(self, worker: Worker) -> None:
         while worker.active:
+            asked_s = self._now()
             worker.writer.write(encode({"type": "ping"}))
             await asyncio.sleep(PING_S)
-            if self._now() - worker.last_heard_s > self.stall_s:
-                self._lose(worker, f"answered nothing for {self.stall_s:g} s")
+            if self._now() - asked_s > 2 * PING_S:  # it was us who stood still: what came meanwhile is not read yet
+                worker.last_heard_s = self._now()
+            elif self._now() - worker.last_heard_s > self.stall_s:
+                await self._lose(worker, f"answered nothing for {self.stall_s:g} s")
 
-    def _lose(self, worker: Worker, why: str) -> None:
+    async def _lose(self, worker: Worker, why: str) -> None:
         if worker.active and not self._closing:
             worker.active = False
-            self.changed.set()
-            self.on_lost(worker, why)
+            self.starting += 1
             self._spawn(self._replace(worker))
+            self.on_lost(worker, why)
+            await self._tell()
 
-    async def _replace(self, worker: Worker) -> None:
-        await self._end(worker)
-        if worker.incarnation <= self.restarts:
-            with contextlib.suppress(UserError):  # it stays lost; requests that need it end with a typed error
-                await self._start(worker.spec, worker.incarnation + 1)
+    async def _replace(self, lost: Worker) -> None:
+        """End what is left of it, and start it again. If it stays lost, requests that need it end with an error."""
+        try:
+            await self._end(lost)
+            for incarnation in range(lost.incarnation + 1, self.restarts + 2):
+                with contextlib.suppress(UserError, OSError):
+                    return await self._start(lost.spec, incarnation)
+        finally:
+            self.starting -= 1
+            await self._tell()
 
     async def _end(self, worker: Worker) -> None:
         worker.active = False
@@ -162,14 +188,20 @@ class Supervisor:
     async def _kill(self, process: Process) -> None:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                os.kill(process.pid, signal.SIGKILL)  # process.kill() would reap it behind asyncio's back
         await process.wait()
+        if process.stdin:
+            process.stdin.close()
 
-    def _spawn(self, coroutine: Any) -> asyncio.Task[None]:
+    async def _tell(self) -> None:
+        async with self._changed:
+            self.changes += 1
+            self._changed.notify_all()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

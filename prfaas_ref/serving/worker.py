@@ -9,13 +9,14 @@ import os
 import queue
 import secrets
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
 from prfaas_ref.model.checkpoint import load_model
 from prfaas_ref.model.fingerprint import fingerprint
-from prfaas_ref.serving.control import LOOPBACK, ControlPort, Message
+from prfaas_ref.serving.control import LOOPBACK, ControlPort, Message, failed
 from prfaas_ref.serving.decode_role import DecodeRole
 from prfaas_ref.serving.engine import Engine
 from prfaas_ref.serving.prefill_role import PrefillRole
@@ -65,6 +66,9 @@ class Role(Protocol):
     def idle(self) -> None:
         """Called again and again, busy or not."""
 
+    def released(self, key: str) -> None:
+        """The front end lets this request go: told at once, by the reading thread; the message itself follows."""
+
 
 def run_worker(options: WorkerOptions) -> None:
     """Run until the front end goes away. Raises UserError when the port is taken, or no front end comes."""
@@ -93,6 +97,7 @@ def run_worker(options: WorkerOptions) -> None:
             "data_port": data_port,
             "boot_epoch": identity.boot_epoch,
             "fingerprint": print_of.digest,
+            "vocab_size": model.config.vocab_size,
         }
         print(json.dumps(hello), flush=True)
         control.accept(FRONT_END_S)
@@ -103,17 +108,31 @@ def serve(engine: Engine, control: ControlPort, role: Role) -> None:
     """The main loop: messages first, then one piece of work. Pings and matches are answered while it computes."""
     inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
 
+    def answer(message: Message) -> None:
+        if message["type"] == "ping":
+            control.send({"type": "pong"})
+        elif message["type"] == "match":
+            match = engine.match(message["tokens"])
+            report = {"kv_tokens": match.kv_tokens, "usable_tokens": match.usable_tokens}
+            control.send({"type": "matched", "key": message["key"], **report})
+        else:
+            if message["type"] == "release":
+                role.released(message["key"])
+            inbox.put(message)
+
     def read() -> None:
-        for message in control.messages():
-            if message["type"] == "ping":
-                control.send({"type": "pong"})
-            elif message["type"] == "match":
-                match = engine.match(message["tokens"])
-                report = {"kv_tokens": match.kv_tokens, "usable_tokens": match.usable_tokens}
-                control.send({"type": "matched", "key": message["key"], **report})
-            else:
-                inbox.put(message)
-        inbox.put(None)
+        try:
+            for message in control.messages():
+                guarded(answer, message)
+        finally:
+            inbox.put(None)
+
+    def guarded(act: Callable[[Message], None], message: Message) -> None:
+        """A message that cannot be acted on fails its request, and nothing else."""
+        try:
+            act(message)
+        except (KeyError, TypeError, ValueError) as error:
+            control.send(failed(str(message.get("key", "")), error))
 
     threading.Thread(target=read, name="control", daemon=True).start()
     while True:
@@ -121,7 +140,7 @@ def serve(engine: Engine, control: ControlPort, role: Role) -> None:
             message = inbox.get(block=not role.busy, timeout=POLL_S)
             if message is None:
                 return
-            role.handle(message)
+            guarded(role.handle, message)
         except queue.Empty:
             if role.busy:
                 role.step()

@@ -70,8 +70,9 @@ class Client:
             while not core.ready and core.lost is None and self.clock() < deadline:
                 self.changed.wait(deadline - self.clock())
         if not core.ready or core.lost:
+            error = core.lost or DeadlineExceeded("the greeting took too long")
             self.close()
-            raise core.lost or DeadlineExceeded("the greeting took too long")
+            raise error
         return session
 
     def offer(

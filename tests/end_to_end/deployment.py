@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from prfaas_ref.model.generation import generate
@@ -22,10 +23,16 @@ def text(seed: int, n: int) -> list[int]:
 
 
 @asynccontextmanager
-async def deployment(model: HybridModel, logs: Path, **options: float) -> AsyncIterator[FrontEnd]:
-    front = FrontEnd(cluster_specs(OPTIONS), make_router(model, OPTIONS), LinkView(1e9), logs, **options)
+async def deployment(
+    model: HybridModel, logs: Path, cache_mb: int = 256, restarts: int = 2, stall_s: float = 5.0
+) -> AsyncIterator[FrontEnd]:
+    """Started, and afterwards held to have left no process, no open request and no charge behind."""
+    specs = [replace(spec, options=(*spec.options, "--cache-mb", str(cache_mb))) for spec in cluster_specs(OPTIONS)]
+    front = FrontEnd(specs, make_router(model, OPTIONS), LinkView(1e9), logs, restarts, stall_s)
     async with front:
         yield front
+        assert not front._inboxes
+        assert not front._involved
     for worker in front.workers:
         assert worker.process.returncode is not None
     front.router.ledger.check_invariants()

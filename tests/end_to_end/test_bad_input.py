@@ -1,6 +1,5 @@
 """Mistakes of the user's: one clear line on stderr, exit status 2 (130 for Ctrl-C), no traceback, no stray process."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -31,8 +30,11 @@ def refused(*words: str | Path, stdin: bytes = b"") -> str:
         (["demo", "missing.txt"], "cannot read missing.txt: No such file"),
         (["generate", "."], "cannot read .: Is a directory"),
         (["generate"], "standard input is empty"),
-        (["generate", "--tokens", "0"], "'0' is not a whole number above 0"),
-        (["demo", "--tokens", "-3"], "'-3' is not a whole number above 0"),
+        (["generate", "--tokens", "0"], "'0' is not a whole number from 1 to 65536"),
+        (["demo", "--tokens", "-3"], "'-3' is not a whole number from 1 to 65536"),
+        (["demo", "--tokens", "1" + "0" * 20], "is not a whole number from 1 to 65536"),
+        (["generate", "--seed", "9" * 30], "is not a whole number from 0 to"),
+        (["generate", "--threads", "100000000"], "is not a whole number from 1 to 1024"),
         (["demo", "--requests", "0"], "'0' is not a whole number above 0"),
         (["demo", "--threshold", "-1"], "'-1' is not a whole number of 0 or more"),
         (["demo", "--link-mbps", "0"], "'0' is not a number above 0"),
@@ -40,7 +42,11 @@ def refused(*words: str | Path, stdin: bytes = b"") -> str:
         (["demo", "--rtt-ms", "nan"], "'nan' is not a number of 0 or more"),
         (["demo", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["demo", "--model", "no-such-model"], "neither a preset"),
+        (["demo", "README.md", "LICENSE", "--requests", "1"], "leaves out some of the 2 files"),
+        (["demo", "--keep-logs", "/proc"], "cannot write logs to /proc"),
         (["worker", "--role", "decode"], "required: --cluster"),
+        (["worker", "--role", "decode", "--cluster", "pd", "--port", "70000"], "is not a whole number from 0 to 65535"),
+        (["worker", "--role", "decode", "--cluster", "pd", "--cache-mb", "1e9"], "lower --cache-mb"),
     ],
 )
 def test_one_line_says_what_is_wrong(words: list[str], says: str) -> None:
@@ -75,18 +81,42 @@ def children(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc to find the workers")
-def test_ctrl_c_in_mid_run_leaves_nothing_behind(tmp_path: Path) -> None:
+def demo_with_workers(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A demo with a long prompt, and its workers' process ids, as soon as all three have been forked."""
     prompt = tmp_path / "prompt"
     prompt.write_bytes(b"y" * 60_000)
     demo = subprocess.Popen([*PRFAAS, "demo", str(prompt)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     end = time.monotonic() + 30
     while len(workers := children(demo.pid)) < 3 and time.monotonic() < end:
         time.sleep(0.02)
-    time.sleep(1)  # anywhere in the run will do
-    demo.send_signal(signal.SIGINT)
+    return demo, workers
+
+
+def wait_until_gone(pids: list[int], within_s: float = 10) -> None:
+    end = time.monotonic() + within_s
+    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < end, f"processes {alive} stay behind"
+        time.sleep(0.05)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc to find the workers")
+
+
+@needs_proc
+@pytest.mark.parametrize("delay_s", [0.0, 3.0])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_at_any_time_leaves_nothing_behind(tmp_path: Path, how: signal.Signals, delay_s: float) -> None:
+    demo, workers = demo_with_workers(tmp_path)
+    time.sleep(delay_s)  # while the workers start, or while they compute
+    demo.send_signal(how)
     out, err = demo.communicate(timeout=30)
     assert (demo.returncode, out, err) == (130, b"", b"prfaas: interrupted\n")
-    for pid in workers:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    wait_until_gone(workers)
+
+
+@needs_proc
+def test_workers_end_when_their_front_end_is_killed_while_they_start(tmp_path: Path) -> None:
+    demo, workers = demo_with_workers(tmp_path)
+    demo.kill()
+    demo.communicate(timeout=30)
+    wait_until_gone(workers)

@@ -70,16 +70,76 @@ def test_a_prefill_worker_lost_in_mid_request_is_done_without(
     asyncio.run(scenario())
 
 
-def test_with_no_decode_worker_left_a_request_ends_at_its_deadline_with_a_typed_error(
+def test_with_no_decode_worker_left_a_request_ends_at_once_with_a_typed_error(
     model: HybridModel, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         async with deployment(model, tmp_path, restarts=0) as front:
             os.kill(worker_pid(front, "pd-decode-0"), signal.SIGKILL)
             await until(lambda: not front.supervisor.workers["pd-decode-0"].active)
-            served = await serve(front, "r", text(3, 100), 4, deadline_s=1.0)
+            served = await serve(front, "r", text(3, 100), 4, deadline_s=30.0)
+            assert served.record.status == "failed"
+            assert served.record.reason.startswith("NoWorker: no active decode worker")
+
+    asyncio.run(scenario())
+
+
+def test_a_request_ends_at_its_deadline(model: HybridModel, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with deployment(model, tmp_path) as front:
+            served = await serve(front, "r", text(3, 9_000), 4, deadline_s=0.3)
             assert served.record.status == "failed"
             assert served.record.reason.startswith("DeadlineExceeded")
+            assert_exact(model, await serve(front, "s", text(5, 100), 4))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("max_tokens", [1, 5])
+def test_a_decode_worker_lost_after_the_last_token_takes_nothing_away_and_adds_nothing(
+    model: HybridModel, tmp_path: Path, max_tokens: int
+) -> None:
+    async def scenario() -> None:
+        async with deployment(model, tmp_path) as front:
+            victim, seen = worker_pid(front, "pd-decode-0"), []
+
+            def kill_at_the_last(token: int) -> None:
+                seen.append(token)
+                if len(seen) == max_tokens:
+                    os.kill(victim, signal.SIGKILL)
+
+            served = await serve(front, "r", text(6, 200), max_tokens, on_token=kill_at_the_last)
+            assert_exact(model, served)
+            assert served.tokens == seen
+
+    asyncio.run(scenario())
+
+
+def test_a_bad_request_harms_no_other(model: HybridModel, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with deployment(model, tmp_path, restarts=0) as front:
+            for bad in (-1, 257, 2**32):
+                served = await serve(front, "bad", [1, bad, 2], 4)
+                assert served.record.reason.startswith("InvalidToken")
+            front.workers[0].send({"type": "match", "key": "nobody", "tokens": [-1]})
+            front.workers[0].send({"type": "nonsense", "key": "nobody"})
+            first = asyncio.create_task(serve(front, "same", text(7, 300), 4))
+            await asyncio.sleep(0)
+            with pytest.raises(ValueError, match="in flight"):
+                await serve(front, "same", text(8, 300), 4)
+            assert_exact(model, await first)
+            assert all(worker.active for worker in front.workers)
+
+    asyncio.run(scenario())
+
+
+def test_requests_wait_for_room_that_others_hold(model: HybridModel, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with deployment(model, tmp_path, cache_mb=1) as front:
+            prompts = [text(20 + i, 900) for i in range(4)]
+            for served in await asyncio.gather(*(serve(front, f"r{i}", p, 4) for i, p in enumerate(prompts))):
+                assert_exact(model, served)
+                assert served.record.attempts == 1
 
     asyncio.run(scenario())
 
