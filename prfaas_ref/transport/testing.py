@@ -7,6 +7,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from prfaas_ref.transport.checks import Check
 from prfaas_ref.transport.client import Client, Options
 from prfaas_ref.transport.connection import Terms
 from prfaas_ref.transport.errors import TransportError
@@ -52,8 +53,9 @@ class Landing:
 
 
 def terms(name: str, limits: Limits | None = None, secret: bytes | None = None, **identity: Any) -> Terms:
-    """Terms of a process whose boot epoch is derived from `name`."""
-    return Terms(Identity(name.encode().hex()[:16].zfill(16), **identity), limits or Limits(), secret=secret)
+    """Terms of a process whose boot epoch is derived from `name`; crc32, whatever extras are installed."""
+    epoch = name.encode().hex()[:16].zfill(16)
+    return Terms(Identity(epoch, **identity), limits or Limits(), (Check.CRC32,), secret)
 
 
 class ConnectionPair:
