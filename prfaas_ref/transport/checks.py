@@ -6,12 +6,10 @@
 import zlib
 from collections.abc import Callable
 from enum import IntEnum
+from importlib.util import find_spec
 from typing import Protocol
 
-try:
-    from xxhash import xxh3_64
-except ImportError:  # the `fast` extra is not installed
-    xxh3_64 = None
+_HAS_XXHASH = find_spec("xxhash") is not None  # the `fast` extra
 
 
 class Check(IntEnum):
@@ -40,6 +38,8 @@ class _Crc32:
 
 class _Xxh3:
     def __init__(self) -> None:
+        from xxhash import xxh3_64
+
         self._hash = xxh3_64()
         self.update: Callable[[memoryview], None] = self._hash.update
 
@@ -60,7 +60,7 @@ _KINDS: dict[Check, Callable[[], Running]] = {Check.NONE: _Unchecked, Check.CRC3
 
 def supported() -> tuple[Check, ...]:
     """What this process offers its peers, best first. `Check.NONE` is never among them: it must be asked for."""
-    return (Check.XXH3, Check.CRC32) if xxh3_64 is not None else (Check.CRC32,)
+    return (Check.XXH3, Check.CRC32) if _HAS_XXHASH else (Check.CRC32,)
 
 
 def running(check: Check) -> Running:
