@@ -10,7 +10,9 @@ __version__ = "0.1.0"
 
 _HOME = {
     "load_model": "prfaas_ref.model",
+    "save_model": "prfaas_ref.model",
     "generate": "prfaas_ref.model",
+    "first_logits": "prfaas_ref.model",
     "HybridConfig": "prfaas_ref.model",
 }
 __all__ = ["__version__", *_HOME]

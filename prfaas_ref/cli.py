@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Returns the exit status: 0 good, 1 a check failed, 2 a mistake of the user's, 130
     Ctrl-C.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of torch that wait do not keep a core busy
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(overview())

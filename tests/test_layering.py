@@ -13,7 +13,7 @@ ROOT = Path(prfaas_ref.__file__).parent
 BASE = {"units", "request", "errors"}
 STDLIB = set(sys.stdlib_module_names)
 CORE = {"torch", "einops", "numpy", "safetensors", "tqdm"}
-TORCH_FREE = {"model.sizes", "model.config", "cache.index", "cache.keys", "cache.allocation"}
+TORCH_FREE = {"model.sizes", "model.config", "model.cache_shape", "cache.index", "cache.keys", "cache.allocation"}
 
 # part -> (parts of this package it may import, other packages it may import)
 RULES = {

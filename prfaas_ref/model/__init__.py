@@ -23,7 +23,6 @@ _HOME = {
     "prefill": "generation",
     "load_model": "checkpoint",
     "save_model": "checkpoint",
-    "fingerprint": "fingerprint",
 }
 __all__ = list(_HOME)
 

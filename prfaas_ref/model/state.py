@@ -40,9 +40,6 @@ class LayerState(SimpleNamespace):
         return cls(**tensors)
 
 
-KDAState = LayerState
-
-
 @dataclass
 class HybridState:
     """B requests: tokens each has processed, its page table, and the state of each fixed-size layer, by index."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from prfaas_ref.errors import UserError
+from prfaas_ref.model.cache_shape import read_cache_shape
+from prfaas_ref.model.sizes import bytes_per_token, fixed_bytes
 from prfaas_ref.request import Request
 from prfaas_ref.scheduler.lengths import Lengths, LogNormalLengths, ObservedLengths
-from prfaas_ref.scheduler.model_config import read_kv_size
 from prfaas_ref.scheduler.paper_data import MODEL_BYTES
 from prfaas_ref.scheduler.planner import Prices, Slo
 from prfaas_ref.scheduler.profile import DecodeProfile, KvSize, MeasuredProfile, PrefillProfile, Profile
@@ -236,7 +237,8 @@ def _kv(table: _Table, folder: Path) -> KvSize:
             raise UserError(f"{table.where} name {name!r} is not known; known are {', '.join(MODEL_BYTES)}")
         return MODEL_BYTES[name]
     if table.has("config"):
-        return read_kv_size(folder / table.text("config"))
+        shape = read_cache_shape(str(folder / table.text("config")))
+        return KvSize(bytes_per_token(shape, "bfloat16"), fixed_bytes(shape, "bfloat16"))
     return KvSize(table.number("bytes_per_token"), table.number("fixed_mib", 0.0) * MIB)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from prfaas_ref.model.config import HybridConfig
 from prfaas_ref.model.hybrid import HybridModel
 from prfaas_ref.model.sizes import StateTensor, live_state
-from prfaas_ref.model.state import HybridState, KDAState
+from prfaas_ref.model.state import HybridState, LayerState
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StateBytes:
     def n_bytes(self) -> int:
         return self.offsets[-1]
 
-    def pack(self, layer: int, state: KDAState, request: int = 0) -> Tensor:
+    def pack(self, layer: int, state: LayerState, request: int = 0) -> Tensor:
         """One layer's state of one request of a batch, as bytes [n], copied."""
         tensors = state.tensors()
         parts = [tensors[t.name][request].contiguous().reshape(-1).view(torch.uint8) for t in self.layers[layer]]

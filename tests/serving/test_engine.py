@@ -86,9 +86,9 @@ def test_a_repeat_hits_the_deepest_block_end_below_its_last_token_and_equals_a_c
 def test_a_prompt_of_whole_blocks_is_a_prefix_to_start_from(engine: Engine, n: int) -> None:
     prompt, client = text(n, n), Client(engine)
     client.submit("first", prompt, 1)
-    assert client.submit("longer", prompt + [7, 8, 9], 3) == n
+    assert client.submit("longer", [*prompt, 7, 8, 9], 3) == n
     client.finish()
-    client.assert_equals_cold("longer", prompt + [7, 8, 9], 3)
+    client.assert_equals_cold("longer", [*prompt, 7, 8, 9], 3)
 
 
 def test_the_third_prompt_with_a_shared_beginning_starts_at_the_branch(engine: Engine) -> None:
