@@ -1,0 +1,55 @@
+"""The training program: an interrupted run goes on as if nothing had happened, and leaves a checkpoint that loads."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+
+from prfaas_ref.model.checkpoint import load_model
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_toy.py"
+
+
+def load_example():
+    spec = importlib.util.spec_from_file_location("train_toy", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def train(module, out, steps, stop_after):
+    training = module.Training(out, seed=1)
+    if (out / "training.pt").exists():
+        training.resume()
+    for _ in range(stop_after):
+        training.advance(steps, batch_tokens=256, cooldown=0.5)
+    training.save()
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    module = load_example()
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir(), parts.mkdir()
+    train(module, whole, 3, stop_after=3)
+    train(module, parts, 3, stop_after=1)
+    train(module, parts, 3, stop_after=2)
+    ours, theirs = (load_model(path).weights for path in (whole, parts))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_command_line_writes_a_checkpoint_and_its_curve(tmp_path, monkeypatch):
+    module = load_example()
+    monkeypatch.setattr(module, "EXAMINED", (512,))
+    monkeypatch.setattr(sys, "argv", ["train_toy.py", "--out", str(tmp_path), "--steps", "2", "--batch-tokens", "256"])
+    module.main()
+    header, row = (tmp_path / "curve.csv").read_text().splitlines()
+    assert header.startswith("step,seconds,level,answer_loss") and row.startswith("2,")
+    assert load_model(tmp_path).weights["lm_head.weight"].shape == (257, 128)
+
+
+def test_orthogonal_moves_singular_values_near_one():
+    module = load_example()
+    for shape in ((2, 24, 48), (2, 48, 24)):
+        values = torch.linalg.svdvals(module.orthogonal(torch.randn(shape)))
+        assert values.min() > 0.5 and values.max() < 1.5
