@@ -41,8 +41,9 @@ class Pump:
 
     def step(self) -> Frame | None:
         """Wait for bytes once. Returns the frame they complete, if any."""
+        fill = not self.reader.between_frames  # the wait for a frame ends with its first byte
         try:
-            n_bytes = self._stream.receive_into(self.reader.buffers(), self._deadline() - self._clock())
+            n_bytes = self._stream.receive_into(self.reader.buffers(), self._deadline() - self._clock(), fill)
         except TimeoutError:
             if self.reader.between_frames and self._ready():
                 raise PeerGone(f"silent for {self._limits.idle_s} s") from None

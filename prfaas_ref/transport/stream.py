@@ -1,31 +1,42 @@
 """A connected socket with deadlines, plain or TLS: gathers on send, scatters on receive, fails with our own errors.
 
-One thread reads and another writes. A socket object has a single timeout, so a plain stream keeps a handle for each
-direction; an OpenSSL connection is not for two threads at once, so a TLS stream takes turns and waits outside the lock.
+One thread reads and another writes. A plain socket blocks in the kernel, so that a whole chunk moves in one call, with
+Python's lock released; the kernel hands back what it has after `SLICE_S`, and deadlines are kept here. An OpenSSL
+connection is not for two threads at once, so a TLS stream takes turns and waits outside the lock.
 """
 
 import contextlib
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from prfaas_ref.transport.errors import PeerGone, Stalled
 
 MAX_VIEWS = 512  # per system call; the kernel's limit is 1024
 TLS_PIECE_BYTES = 1 << 18
+SLICE_S = 0.02  # of a blocked call; a peer is found too slow at most so late
 Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 class TcpStream:
     """Owns the socket. `send` and `receive_into` may run in two threads; `shut` ends both from any thread."""
 
     def __init__(self, sock: socket.socket, clock: Clock = time.monotonic) -> None:
+        self.socket, self._clock = sock, clock
+        sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket, self._out, self._clock = sock, sock.dup(), clock
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", 0, int(SLICE_S * 1e6)))
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._writable.register(sock, select.POLLOUT)
 
     def send(self, views: Sequence[memoryview | bytes], within_s: float) -> None:
         """Write all of them. Raises Stalled when the peer does not take them in time, PeerGone when it has gone."""
@@ -33,8 +44,7 @@ class TcpStream:
         rest = [memoryview(view) for view in views]
         while rest:
             try:
-                self._out.settimeout(max(deadline - self._clock(), 1e-3))
-                sent = self._out.sendmsg(rest[:MAX_VIEWS])
+                sent = self._in_time(self._writable, deadline, partial(self.socket.sendmsg, rest[:MAX_VIEWS]))
             except TimeoutError:
                 raise Stalled(f"the peer has not read {sum(map(len, rest))} bytes for {within_s:.1f} s") from None
             except OSError as error:
@@ -44,11 +54,15 @@ class TcpStream:
             if sent:
                 rest[0] = rest[0][sent:]
 
-    def receive_into(self, views: list[memoryview], within_s: float) -> int:
-        """Read at least one byte. Raises TimeoutError when none comes in time, PeerGone at the end of the stream."""
+    def receive_into(self, views: list[memoryview], within_s: float, fill: bool = False) -> int:
+        """Read at least one byte; with `fill`, all of them or what comes within `SLICE_S`.
+
+        Raises TimeoutError when none comes in time, PeerGone at the end of the stream.
+        """
+        flags = socket.MSG_WAITALL if fill else socket.MSG_DONTWAIT
+        receive = partial(self.socket.recvmsg_into, views, 0, flags)
         try:
-            self.socket.settimeout(max(within_s, 1e-3))
-            n_bytes = self.socket.recv_into(views[0]) if len(views) == 1 else self.socket.recvmsg_into(views)[0]
+            n_bytes: int = self._in_time(self._readable, self._clock() + within_s, receive)[0]
         except TimeoutError:
             raise
         except OSError as error:
@@ -56,6 +70,15 @@ class TcpStream:
         if not n_bytes:
             raise PeerGone("the peer closed the connection")
         return n_bytes
+
+    def _in_time(self, moved: select.poll, deadline: float, call: Callable[[], T]) -> T:
+        """The first call that moves a byte. Raises TimeoutError when it is too late for one."""
+        while (left_s := deadline - self._clock()) > 0:
+            try:
+                return call()
+            except BlockingIOError:
+                moved.poll(left_s * 1000)
+        raise TimeoutError
 
     def finish(self) -> None:
         """No more will be written; what was written still arrives."""
@@ -70,7 +93,6 @@ class TcpStream:
     def close(self) -> None:
         self.shut()
         self.socket.close()
-        self._out.close()
 
 
 class TlsStream:
@@ -101,7 +123,7 @@ class TlsStream:
                 except TimeoutError:
                     raise Stalled(f"the peer has not read for {within_s:.1f} s") from None
 
-    def receive_into(self, views: list[memoryview], within_s: float) -> int:
+    def receive_into(self, views: list[memoryview], within_s: float, _fill: bool = False) -> int:
         receive = partial(self.socket.recv_into, views[0])
         n_bytes = self._turn(receive, self._clock() + within_s, select.POLLIN)
         if not n_bytes:
