@@ -63,8 +63,9 @@ class Client:
             return self.session
         self.close()
         session = self.session = Stripes(
-            self.address, self.terms, self.options.stripes, self.link, self.changed, self.tls, self.clock
-        )
+            self.address, self.terms, self.options.stripes, self.options.queue_bytes, self.link, self.changed,
+            self.tls, self.clock,
+        )  # fmt: skip
         core, deadline = session.core, self.clock() + min(within_s, self.terms.limits.handshake_s)
         with self.changed:
             while not core.ready and core.lost is None and self.clock() < deadline:

@@ -101,6 +101,11 @@ class Sender:
 
     # what there is to write
 
+    @property
+    def has_control(self) -> bool:
+        """There is a frame in some connection's outbox."""
+        return any(connection.outbox for connection in self.connections)
+
     def take(self, connection: Connection) -> Parcel | None:
         """The next chunk, for whichever stripe asks; None when there is none, or the stripe has no credit for it."""
         if self.state not in (S.SENDING, S.FINISHING) or self.outgoing is None or self.lost:

@@ -37,11 +37,12 @@ class Stripes:
     """Connects on construction; raises PeerGone when that fails. Ready when `core.ready`; over when `core.lost`."""
 
     def __init__(
-        self, address: tuple[str, int], terms: Terms, stripes: int, link: EmulatedLink, changed: threading.Condition,
-        tls: ssl.SSLContext | None, clock: Clock,
+        self, address: tuple[str, int], terms: Terms, stripes: int, queue_bytes: int, link: EmulatedLink,
+        changed: threading.Condition, tls: ssl.SSLContext | None, clock: Clock,
     ) -> None:  # fmt: skip
         session = secrets.token_hex(16)
         self._limits, self._link, self._changed, self._clock = terms.limits, link, changed, clock
+        self._queue_bytes = queue_bytes
         self._streams: list[Stream] = []
         try:
             for _ in range(stripes):
@@ -113,7 +114,8 @@ class Stripes:
                 header, digest = self.core.seal(work)
                 with self._changed:
                     self.core.sent(work, digest)
-                    self._changed.notify_all()
+                    if self.core.has_control:
+                        self._changed.notify_all()
                 self._depart(line, [header, *work.chunk.views])
             else:
                 stream.send(work.views, self._limits.frame_s(sum(map(len, work.views))))
@@ -135,7 +137,7 @@ class Stripes:
                     return line.popleft()
                 if self._link.free_at > now:
                     wake_at = min(wake_at, self._link.free_at)
-                elif parcel := self.core.take(connection):
+                elif parcel := self._take(connection):
                     return parcel
                 if now >= ping_at and connection.ready:
                     self.core.ping(connection)
@@ -143,3 +145,15 @@ class Stripes:
                     continue
                 self._changed.wait(wake_at - now)
         return None
+
+    def _take(self, connection: Connection) -> Parcel | None:
+        """The next chunk. Who waits for room in the queue is woken when there is some, and not at every chunk."""
+        full = self._full
+        parcel = self.core.take(connection)
+        if full and not self._full:
+            self._changed.notify_all()
+        return parcel
+
+    @property
+    def _full(self) -> bool:
+        return self.core.outgoing is not None and self.core.outgoing.queued_bytes > self._queue_bytes
