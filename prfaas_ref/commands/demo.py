@@ -17,9 +17,10 @@ import json
 import signal
 import sys
 import tempfile
+from collections.abc import Coroutine
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prfaas_ref.commands.options import (
     add_model_options,
@@ -31,6 +32,8 @@ from prfaas_ref.commands.options import (
     start_runtime,
 )  # fmt: skip
 from prfaas_ref.errors import UserError
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from prfaas_ref.serving.demo import Verdict
@@ -61,8 +64,6 @@ def run(args: argparse.Namespace) -> int:
     texts = [read_prompt(file) for file in args.files]
     if args.requests and args.requests < len(texts):
         raise UserError(f"--requests {args.requests} leaves out some of the {len(texts)} files; name fewer files")
-    for name in ("SIGTERM", "SIGHUP"):  # end as with Ctrl-C: no worker and no log stays behind
-        signal.signal(getattr(signal, name), lambda *_: signal.raise_signal(signal.SIGINT))
     start_runtime(args)
     from tqdm import tqdm
 
@@ -86,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
     )
     bar = tqdm(total=2 * len(chosen), desc="serve, then check", leave=False, disable=not sys.stderr.isatty())
     with bar, log_directory(args.keep_logs) as logs:
-        served, workers = asyncio.run(demo.serve(model, chosen, options, Path(logs), bar.update))
+        try:
+            served, workers = asyncio.run(interruptible(demo.serve(model, chosen, options, Path(logs), bar.update)))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
         verdicts = demo.check(model, chosen, served, bar.update)
     report = {
         "total": len(verdicts),
@@ -109,6 +113,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(report, verdicts)
     return 0 if report["exact"] == report["total"] else 1
+
+
+async def interruptible(serving: Coroutine[Any, Any, T]) -> T:
+    """Serve; SIGTERM and SIGHUP end it as Ctrl-C does, and no worker stays behind."""
+    task = asyncio.current_task()
+    assert task is not None
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(name, task.cancel)
+    return await serving
 
 
 def log_directory(keep: str | None) -> Any:

@@ -85,6 +85,7 @@ def demo_with_workers(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int
     """A demo with a long prompt, and its workers' process ids, as soon as all three have been forked."""
     prompt = tmp_path / "prompt"
     prompt.write_bytes(b"y" * 60_000)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and their children, ignore it
     demo = subprocess.Popen([*PRFAAS, "demo", str(prompt)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     end = time.monotonic() + 30
     while len(workers := children(demo.pid)) < 3 and time.monotonic() < end:
