@@ -19,6 +19,7 @@ from prfaas_ref.cache.transfer import Transfer
 from prfaas_ref.cache.tree import OutOfBlocks
 from prfaas_ref.model.generation import logits_bytes
 from prfaas_ref.model.state import HybridState
+from prfaas_ref.serving.cache_reports import send_report
 from prfaas_ref.serving.control import ControlPort, Message, failed
 from prfaas_ref.serving.decode_batch import DecodeBatch, Running
 from prfaas_ref.serving.engine import Engine
@@ -59,7 +60,9 @@ class DecodeRole:
         {"expect": self._expect, "start": self._start, "release": self._release}[message["type"]](message)
 
     def step(self) -> None:
-        for step in self.batch.step():
+        steps = self.batch.step()
+        send_report(self.engine, self.control)
+        for step in steps:
             if step.logits is None:
                 self.control.send({"type": "failed", "key": step.key, "error": step.error})
             else:
@@ -72,6 +75,7 @@ class DecodeRole:
         """Between steps: end the leases of hand-offs that never came, and let in who waits for room."""
         with self.engine.lock:
             self.engine.pool.index.transfers.expire(time.monotonic())
+        send_report(self.engine, self.control)
         self._admit()
 
     def released(self, key: str) -> None:
@@ -88,8 +92,8 @@ class DecodeRole:
             message = self._waiting[0]
             try:
                 self._open(message)
-            except OutOfBlocks as error:
-                if index.allocations:
+            except (OutOfBlocks, ValueError) as error:
+                if isinstance(error, OutOfBlocks) and index.allocations:
                     return
                 self.control.send(failed(message["key"], error))
             else:

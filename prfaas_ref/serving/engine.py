@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prfaas_ref.cache.allocation import Allocation, PrefixMatch
+from prfaas_ref.cache.allocation import Allocation
 from prfaas_ref.cache.blocks import BlockPool
 from prfaas_ref.cache.index import HybridCacheIndex
 from prfaas_ref.cache.keys import Namespace
 from prfaas_ref.cache.pool import HybridCachePool
+from prfaas_ref.cache.report import CacheReporter, WorkerName
 from prfaas_ref.cache.snapshot_policy import SnapshotPolicy
 from prfaas_ref.errors import UserError
 from prfaas_ref.model.generation import PIECE, greedy, prefill
@@ -54,13 +55,9 @@ class Engine:
             blocks = BlockPool(n_blocks, *page_shape, model.dtype)
         except RuntimeError as error:
             raise UserError(f"a cache of {cache_bytes} bytes cannot be had; lower --cache-mb") from error
-        index = HybridCacheIndex(n_blocks, config.grid.block, state_blocks)
+        self.reporter = CacheReporter(WorkerName("", ""), 0, has_state=state_blocks > 0)  # the front end names it
+        index = HybridCacheIndex(n_blocks, config.grid.block, state_blocks, listener=self.reporter)
         self.pool = HybridCachePool(index, blocks, self.snapshot.n_bytes)
-
-    def match(self, tokens: list[int]) -> PrefixMatch:
-        """How much of a prompt this worker holds."""
-        with self.lock:
-            return self.pool.index.match_prefix(self.namespace, tokens)
 
     def begin(self, tokens: list[int], extra_tokens: int = 0) -> tuple[Allocation, HybridState]:
         """Hold the prompt's longest cached prefix and room for the rest and for `extra_tokens` more; the state to go on

@@ -3,8 +3,8 @@
 It holds no tensors and knows nothing of sockets or processes (supervisor.py does). A request's life is one attempt
 after another, at most ATTEMPTS and within its deadline:
 
-    match    ask every worker how much of the prompt it holds (the pools' own reports)
-    route    the scheduler's Router chooses cluster and workers; what it charges is released stage by stage
+    route    the scheduler's Router chooses cluster and workers by what the pools have reported (the global KVCache
+             manager's answer) and by load; what it charges is released stage by stage
     expect   the decode worker makes room and says so
     prefill  the prefill worker computes, hands the cache over meanwhile, and reports the first token when it is applied
     decode   the decode worker reports token after token
@@ -15,7 +15,6 @@ exactness contract the continuation is the same to the byte, so nobody downstrea
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,14 +22,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from prfaas_ref.cache.allocation import PrefixMatch
+from prfaas_ref.cache.keys import Namespace
+from prfaas_ref.cache.manager import GlobalKVCacheManager
 from prfaas_ref.model.config import END
 from prfaas_ref.request import Request, RequestRecord
 from prfaas_ref.scheduler.fleet import LinkView, WorkerView, muster
 from prfaas_ref.scheduler.router import Decision, Refusal, Router
+from prfaas_ref.serving.cache_reports import read_report
 from prfaas_ref.serving.control import Message
 from prfaas_ref.serving.supervisor import Supervisor, Worker, WorkerLost, WorkerSpec
 
-ATTEMPTS, MATCH_S = 3, 2.0
+ATTEMPTS = 3
 
 
 class RequestFailed(Exception):
@@ -75,6 +78,7 @@ class FrontEnd:
         after which a worker counts as lost."""
         self.router, self.link = router, link
         self.supervisor = Supervisor(specs, self._on_message, self._on_lost, logs, restarts, stall_s)
+        self.caches = GlobalKVCacheManager()
         self._in_flight: set[str] = set()
         self._attempts = count(1)
         self._inboxes: dict[str, asyncio.Queue[tuple[Worker, Message]]] = {}
@@ -131,7 +135,7 @@ class FrontEnd:
         key = f"{request.request_id}.{next(self._attempts)}"
         self._inboxes[key], self._involved[key] = asyncio.Queue(), set()
         try:
-            decision = await self._route(key, rest)
+            decision = await self._route(rest)
             await self._run(key, rest, decision, served, start, deadline_s - (self._now() - start))
         finally:
             self.router.release_all(rest.request_id)
@@ -140,38 +144,31 @@ class FrontEnd:
                     worker.send({"type": "release", "key": key})
             del self._inboxes[key]
 
-    async def _route(self, key: str, request: Request) -> Decision:
-        """A decision on fresh reports. Where no worker can do it, waits for one that is on its way up, if any is."""
+    async def _route(self, request: Request) -> Decision:
+        """A decision on what is known now. Where no worker can do it, waits for one that is on its way up."""
         while True:
             seen = self.supervisor.changes
-            views = await self._match(key, request)
-            decision = self.router.route(request, muster(views, self.link))
+            decision = self.router.route(request, muster(self._views(request), self.link))
             if not isinstance(decision, Refusal):
                 return decision
-            if self.supervisor.changes == seen and not self.supervisor.starting:
+            if not self.supervisor.starting:
                 raise RequestFailed(f"NoWorker: {decision.reason}, and none is on its way")
             await self.supervisor.wait_for_change(seen)
 
-    async def _match(self, key: str, request: Request) -> list[WorkerView]:
-        """How much of the prompt each active worker holds; one that does not answer in time counts as empty."""
-        views = {}
-        for worker in self.workers:
-            if worker.active:
-                account = self.router.ledger.account(worker.spec.name, worker.incarnation)
-                views[worker] = WorkerView(
-                    worker.spec.name, worker.spec.cluster, worker.spec.role, True, worker.incarnation, load=account
-                )
-                worker.send({"type": "match", "key": key, "tokens": request.token_ids})
-        silent = set(views)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MATCH_S):
-                while silent:
-                    worker, event = await self._next(key, "matched", "lost")
-                    silent.discard(worker)
-                    if event["type"] == "matched" and worker in views:  # else: a late answer of a worker since lost
-                        views[worker].matched_tokens = event["usable_tokens"]
-                        views[worker].kv_tokens = event["kv_tokens"]
-        return [view for worker, view in views.items() if worker.active]
+    def _views(self, request: Request) -> list[WorkerView]:
+        """The active workers, and how much of the prompt each holds, as far as they have told."""
+        views, held = [], self.caches.lookup(self._namespace(), request.token_ids or ())
+        for worker in (w for w in self.workers if w.active):
+            spec, match = worker.spec, held.get(worker.cache_name, PrefixMatch(0, 0))
+            account = self.router.ledger.account(spec.name, worker.incarnation)
+            view = WorkerView(spec.name, spec.cluster, spec.role, True, worker.incarnation, load=account)
+            view.matched_tokens, view.kv_tokens = match.usable_tokens, match.kv_tokens
+            views.append(view)
+        return views
+
+    def _namespace(self) -> Namespace:
+        hello = self.workers[0].hello
+        return Namespace(hello["fingerprint"], hello["block_size"])
 
     async def _run(
         self, key: str, request: Request, decision: Decision, served: Served, start: float, deadline_s: float
@@ -221,6 +218,9 @@ class FrontEnd:
             if worker.spec.cluster == "prfaas":
                 self._on_link(message)
             return
+        if message["type"] == "cache":
+            self.caches.apply(read_report(worker.cache_name, worker.incarnation, message))
+            return
         if inbox := self._inboxes.get(message.get("key", "")):  # else: an attempt that is over
             inbox.put_nowait((worker, message))
 
@@ -231,6 +231,7 @@ class FrontEnd:
         self.link.utilization = min(1.0, report["goodput_bits_per_s"] / self.link.bits_per_s)
 
     def _on_lost(self, worker: Worker, why: str) -> None:
+        self.caches.forget(worker.cache_name)
         for inbox in self._inboxes.values():
             inbox.put_nowait((worker, {"type": "lost", "why": why}))
 

@@ -15,6 +15,7 @@ from prfaas_ref.cache.allocation import Allocation
 from prfaas_ref.cache.transfer import Transfer
 from prfaas_ref.cache.tree import OutOfBlocks
 from prfaas_ref.model.state import HybridState
+from prfaas_ref.serving.cache_reports import send_report
 from prfaas_ref.serving.control import ControlPort, Message, failed
 from prfaas_ref.serving.engine import Engine
 from prfaas_ref.serving.outbound import Outbound
@@ -66,8 +67,8 @@ class PrefillRole:
         job = self._waiting.popleft()
         try:
             alloc, state, held = self._open(job)
-        except OutOfBlocks as error:
-            if self.engine.pool.index.allocations:  # what others hold will be free some time
+        except (OutOfBlocks, ValueError) as error:
+            if isinstance(error, OutOfBlocks) and self.engine.pool.index.allocations:  # which will be free some time
                 self._waiting.appendleft(job)
                 self._no_room = True
             else:
@@ -108,11 +109,14 @@ class PrefillRole:
                 outbound.layer_done(layer)
 
         try:
-            outbound.computed(engine.prefill(job["tokens"], alloc, state, on_cell))
+            done = engine.prefill(job["tokens"], alloc, state, on_cell)
+            send_report(engine, self.control)
+            outbound.computed(done)
         except Exception as error:  # the hand-off ends with it, and so does the request
             outbound.computed(error)
 
     def idle(self) -> None:
+        send_report(self.engine, self.control)
         self._no_room = False
         for key in [key for key, outbound in self._outbound.items() if outbound.over]:
             del self._outbound[key]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prfaas_ref.cache.report import WorkerName
 from prfaas_ref.errors import UserError
 from prfaas_ref.request import Route
 from prfaas_ref.scheduler.fleet import Role
@@ -51,6 +52,11 @@ class Worker:
     writer: StreamWriter
     active: bool = True
     last_heard_s: float = 0.0
+
+    @property
+    def cache_name(self) -> WorkerName:
+        """What the global KVCache manager calls it."""
+        return WorkerName(self.spec.cluster, self.spec.name)
 
     def send(self, message: Message) -> None:
         """Send one command. Raises WorkerLost."""

@@ -98,23 +98,20 @@ def run_worker(options: WorkerOptions) -> None:
             "boot_epoch": identity.boot_epoch,
             "fingerprint": print_of.digest,
             "vocab_size": model.config.vocab_size,
+            "block_size": model.config.grid.block,
         }
         print(json.dumps(hello), flush=True)
         control.accept(FRONT_END_S)
-        serve(engine, control, role)
+        serve(control, role)
 
 
-def serve(engine: Engine, control: ControlPort, role: Role) -> None:
-    """The main loop: messages first, then one piece of work. Pings and matches are answered while it computes."""
+def serve(control: ControlPort, role: Role) -> None:
+    """The main loop: messages first, then one piece of work. Pings are answered while it computes."""
     inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
 
     def answer(message: Message) -> None:
         if message["type"] == "ping":
             control.send({"type": "pong"})
-        elif message["type"] == "match":
-            match = engine.match(message["tokens"])
-            report = {"kv_tokens": match.kv_tokens, "usable_tokens": match.usable_tokens}
-            control.send({"type": "matched", "key": message["key"], **report})
         else:
             if message["type"] == "release":
                 role.released(message["key"])

@@ -121,14 +121,41 @@ def test_a_bad_request_harms_no_other(model: HybridModel, tmp_path: Path) -> Non
             for bad in (-1, 257, 2**32):
                 served = await serve(front, "bad", [1, bad, 2], 4)
                 assert served.record.reason.startswith("InvalidToken")
-            front.workers[0].send({"type": "match", "key": "nobody", "tokens": [-1]})
-            front.workers[0].send({"type": "nonsense", "key": "nobody"})
+            for worker in front.workers:
+                bad = {"key": "nobody", "tokens": [-1], "deadline_s": 9.0, "max_tokens": 1, "to_port": 1}
+                for what in ("expect", "prefill", "nonsense"):
+                    worker.send({"type": what, **bad})
             first = asyncio.create_task(serve(front, "same", text(7, 300), 4))
             await asyncio.sleep(0)
             with pytest.raises(ValueError, match="in flight"):
                 await serve(front, "same", text(8, 300), 4)
             assert_exact(model, await first)
             assert all(worker.active for worker in front.workers)
+
+    asyncio.run(scenario())
+
+
+def test_the_front_end_knows_what_every_worker_holds_and_forgets_the_lost(model: HybridModel, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with deployment(model, tmp_path) as front:
+            prompt = text(9, 300)
+            served = await serve(front, "r", prompt, 70)
+            turn = [*prompt, *served.tokens, 1]
+
+            def held(tokens: list[int]) -> dict[str, int]:
+                matches = front.caches.lookup(front._namespace(), tokens)
+                return {name.worker: match.usable_tokens for name, match in matches.items()}
+
+            last_end = (len(turn) - 2) // 64 * 64  # the last sampled token has not been processed
+            await until(lambda: held(turn).get("pd-decode-0") == last_end)
+            assert held(turn)["pd-prefill-0"] == held(prompt)["pd-prefill-0"] == 256
+            again = await serve(front, "again", prompt, 2)
+            assert again.record.cached_tokens == 256
+            os.kill(worker_pid(front, "pd-prefill-0"), signal.SIGKILL)
+            await until(lambda: front.supervisor.workers["pd-prefill-0"].incarnation == 2)
+            assert held(prompt).get("pd-prefill-0", 0) == 0
+            assert_exact(model, await serve(front, "third", prompt, 2))
+            assert held(prompt)["pd-prefill-0"] == 256
 
     asyncio.run(scenario())
 

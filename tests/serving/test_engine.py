@@ -140,7 +140,8 @@ def test_one_request_turning_non_finite_fails_alone_and_publishes_nothing(engine
     client._take("good", steps["good"].token, steps["good"].logits)
     client.finish()
     client.assert_equals_cold("good", text(9, 130), 80)
-    assert engine.match([*text(8, 130), 0]).usable_tokens == 128  # from its healthy prefill, nothing later
+    match = engine.pool.index.match_prefix(engine.namespace, [*text(8, 130), 0])
+    assert match.usable_tokens == 128  # from its healthy prefill, nothing later
     assert drained(engine)
 
 
