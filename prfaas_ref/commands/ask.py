@@ -22,6 +22,7 @@ from typing import Any
 
 from prfaas_ref.commands.options import (
     add_model_options,
+    add_tokens_option,
     not_negative,
     open_model,
     positive,
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the document")
     parser.add_argument("question", metavar="QUESTION", help='like "what is the code of the blue lamp?"')
     add_model_options(parser)
+    add_tokens_option(parser)
     parser.add_argument(
         "--threshold", type=not_negative(int), default=1000, metavar="T", help="uncached tokens that stay local (1000)"
     )

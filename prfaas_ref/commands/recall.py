@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prfaas_ref.commands.options import MAX_PROMPT_TOKENS, open_model, positive, start_runtime
+from prfaas_ref.commands.options import MAX_PROMPT_TOKENS, add_model_options, open_model, positive, start_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,12 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--facts", type=facts, default=8, metavar="N", help="facts in each document, all asked (8)")
     parser.add_argument("--samples", type=positive(int), default=8, metavar="N", help="documents of each length (8)")
-    parser.add_argument("--model", default="toy", metavar="NAME|DIR", help="a preset, or a checkpoint directory (toy)")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="(float32)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the documents (0)")
-    parser.add_argument(
-        "--threads", type=positive(int), default=1, metavar="N", help="threads per process (1); the bits stay the same"
-    )
+    add_model_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
 
 

@@ -4,11 +4,19 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from prfaas_ref.model.checkpoint import load_model
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_toy.py"
+
+
+@pytest.fixture(autouse=True)
+def with_gradients():
+    """Serving switches them off for the whole process."""
+    with torch.enable_grad():
+        yield
 
 
 def load_example():

@@ -8,6 +8,13 @@ from prfaas_ref.model import training
 from prfaas_ref.model.checkpoint import load_model
 
 
+@pytest.fixture(autouse=True)
+def with_gradients():
+    """Serving switches them off for the whole process."""
+    with torch.enable_grad():
+        yield
+
+
 def served_logits(model, tokens):
     state, pages = model.new_state(), model.new_pages(2)
     state.tables[0] = [1, 0]
