@@ -3,7 +3,7 @@
 Two processes on the loopback move the same gibibyte of bfloat16 in 16 layers from one set of pages to another:
 
   raw          sendall and recv_into over 1, 2 and 4 connections, one thread each: what the machine can do
-  ours         the whole protocol over 2 connections, with no checksum, crc32, and xxh3 where xxhash is installed
+  ours         the whole protocol over 2 connections in chunks of 4 MiB, with no checksum, crc32, and xxh3 if installed
   safetensors  save a file, send it, write it, load it: what a hand-off costs without a protocol
   link         an emulated 1 Gbit/s: which share of the rate arrives, without and with 40 ms of round trip
   pipeline     layers sent as they are computed (compute is a timed wait), against computed first and sent then

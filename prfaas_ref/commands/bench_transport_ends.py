@@ -35,6 +35,7 @@ from prfaas_ref.units import MIB, G
 
 LAYERS = 16
 PIECE_BYTES = MIB
+OPTIONS = Options(stripes=2, chunk_bytes=4 * MIB)
 
 
 def pages(n_bytes: int) -> memoryview:
@@ -181,7 +182,7 @@ class Bench:
     ) -> tuple[float, float]:
         """Seconds from the first layer's compute (a timed wait) to APPLIED, and the bits/s that arrived."""
         outcome: list[float] = []
-        with self._sink("ours", check, outcome) as address, Client(address, terms(check), Options(2), link) as client:
+        with self._sink("ours", check, outcome) as address, Client(address, terms(check), OPTIONS, link) as client:
             transfer = client.offer("bench", manifest(n_bytes), deadline_s=120)
             began = time.perf_counter()
             for i, views in enumerate(layer_views(self._memory, n_bytes)):
