@@ -16,6 +16,8 @@ from prfaas_ref.errors import UserError
 
 COMMANDS = {
     "demo": "serve real text on two clusters of processes and prove every answer equal to a single process",
+    "ask": "ask about a document that only the prefill cluster has read",
+    "recall": "how many facts of a document the toy tells across a hand-off, and with parts of the cache blanked",
     "generate": "the single-process reference: continue a prompt and print the digest of its logits",
     "worker": "one worker process (the demo starts these; you may too)",
     "verify": "try to falsify the exactness contract on this machine, with random schedules in several processes",

@@ -71,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
         served, _ = asyncio.run(demo.serve(model, prompts, options, Path(logs), bar.update))
         verdict = demo.check(model, prompts, served, bar.update)[0]
     result = {
+        **verdict.to_json(),
         "question": args.question,
         "answer": show_text(verdict.served.tokens).strip(),
         "note": note(args.question, document),
-        **verdict.to_json(),
     }
     if args.json:
         print(json.dumps(result))

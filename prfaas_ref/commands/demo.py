@@ -5,7 +5,7 @@ cluster. Prompts whose uncached part is longer than the threshold are prefilled 
 caches cross a rate-limited TCP link; the others stay. Then each prompt is computed again in one process, and the
 digests over all logits are compared. Exit status 1 when any differs.
 
-  prfaas demo                        this package's own source text as prompts
+  prfaas demo                        documents with facts in them, and a question about each
   prfaas demo README.md LICENSE      each file is one prompt, whole
   prfaas demo --threshold 500 --link-mbps 20 --rtt-ms 40
   prfaas demo --json | jq .exact
@@ -29,6 +29,7 @@ from prfaas_ref.commands.options import (
     open_model,
     positive,
     read_prompt,
+    show_text,
     start_runtime,
 )  # fmt: skip
 from prfaas_ref.errors import UserError
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", metavar="FILE", help="prompts; this package's own source if none is given")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="prompts; made-up documents if none is given")
     parser.add_argument("--requests", type=positive(int), metavar="N", help="requests (12, or the number of files)")
     add_model_options(parser)
     add_tokens_option(parser)
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if texts:
         chosen = prompts.from_files(texts, args.requests or len(texts))
     else:
-        chosen = prompts.mixture(prompts.own_source(), args.requests or 12)
+        write = prompts.documents(args.seed) if args.model == "toy" else prompts.own_source()
+        chosen = prompts.mixture(write, args.requests or 12)
     model = open_model(args)
     options = demo.DemoOptions(
         model=args.model,
@@ -137,15 +139,21 @@ def log_directory(keep: str | None) -> Any:
 
 
 def show(report: dict[str, Any], verdicts: "list[Verdict]") -> None:
-    print(f"{'':4} {'prompt':>7} {'cached':>7}  {'route':6} {'over link':>10} {'TTFT':>8}  {'verdict':10}  what it is")
+    asked = any(verdict.prompt.asked for verdict in verdicts)
+    head = f"{'':4} {'prompt':>6} {'cached':>6}  {'route':6} {'over link':>9} {'TTFT':>7}  {'verdict':10}"
+    print(f"{head}  {'asked for':14} {'told':4}  {'answer':8}  what it is" if asked else f"{head}  what it is")
     for verdict in verdicts:
-        record = verdict.served.record
+        record, fact = verdict.served.record, verdict.prompt.asked
         ttft = "-" if record.ttft_s is None else f"{record.ttft_s * 1000:.0f} ms"
         sent = f"{record.link_bytes:,}" if record.link_bytes else "-"
         word = "byte-equal" if verdict.exact else "DIFFERS" if record.status == "completed" else "FAILED"
+        recalled = ""
+        if asked:
+            answer = show_text(verdict.served.tokens, 8).strip()
+            recalled = f"  {fact.thing if fact else '':14} {fact.code if fact else '':4}  {answer:8}"
         print(
-            f"{verdict.prompt.request_id:4} {record.request.prompt_tokens:7} {record.cached_tokens:7}  "
-            f"{record.route or '-':6} {sent:>10} {ttft:>8}  {word:10}  {verdict.prompt.kind}"
+            f"{verdict.prompt.request_id:4} {record.request.prompt_tokens:6} {record.cached_tokens:6}  "
+            f"{record.route or '-':6} {sent:>9} {ttft:>7}  {word:10}{recalled}  {verdict.prompt.kind}"
         )
         if record.status != "completed":
             print(f"     {record.reason}")
@@ -154,4 +162,8 @@ def show(report: dict[str, Any], verdicts: "list[Verdict]") -> None:
         f"\n{len(report['workers'])} worker processes; {link['bytes']:,} bytes crossed the link "
         f"({link['mbps']:g} Mbit/s, {link['rtt_ms']:g} ms); offload above {report['threshold_tokens']} uncached tokens"
     )
+    if asked:
+        facts = [v for v in verdicts if v.prompt.asked]
+        right = sum(v.answer.strip() == v.prompt.asked.answer.strip() for v in facts if v.prompt.asked)
+        print(f"{right}/{len(facts)} answers tell what the document says")
     print(f"{report['exact']}/{report['total']} byte-equal to a single process")

@@ -40,10 +40,10 @@ def _number(kind: type, good: Callable[[float], bool], which: str) -> Callable[[
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="toy", metavar="NAME|DIR", help="a preset, or a checkpoint directory (toy)")
+    parser.add_argument("--model", default="toy", metavar="NAME|DIR", help="toy, toy-random, toy_moe or a directory")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="(float32)")
     parser.add_argument(
-        "--seed", type=not_negative(int, 2**63 - 1), default=0, help="seed of the preset's random weights (0)"
+        "--seed", type=not_negative(int, 2**63 - 1), default=0, help="seed of random weights (0); toy is trained"
     )
     parser.add_argument(
         "--threads", type=positive(int, 1024), default=1, metavar="N", help="threads per process (1); the bits stay"

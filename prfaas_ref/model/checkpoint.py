@@ -18,19 +18,24 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
+SHIPPED = {"toy": Path(__file__).parent.parent / "weights"}
+"""Presets whose weights are files of this package."""
+
+
 def load_model(
     name_or_dir: str | Path, dtype: str | torch.dtype = "float32", seed: int = 0, device: str = "cpu"
 ) -> HybridModel:
     """A model ready to run. Raises UserError for an unknown name, a directory without config, or unfit weights.
 
-    name_or_dir: a preset ("toy": weights drawn from `seed`), or a directory in the kimi_linear checkpoint layout.
+    name_or_dir: "toy", whose trained weights ship with the package; another preset, with weights drawn from `seed`; or
+    a directory in the kimi_linear checkpoint layout.
     """
     if isinstance(dtype, str):
         if dtype not in DTYPES:
             raise UserError(f"dtype {dtype!r} is not supported; choose {' or '.join(DTYPES)}")
         dtype = DTYPES[dtype]
-    directory = Path(name_or_dir)
-    if str(name_or_dir) in PRESETS:
+    directory = SHIPPED.get(str(name_or_dir), Path(name_or_dir))
+    if str(name_or_dir) in PRESETS.keys() - SHIPPED.keys():
         config = PRESETS[str(name_or_dir)]
         weights = random_weights(config, dtype, seed)
     elif directory.is_dir():

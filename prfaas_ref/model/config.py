@@ -116,4 +116,5 @@ TOY_MOE = HybridConfig(
     ),
 )
 
-PRESETS = {"toy": TOY, "toy_moe": TOY_MOE}
+PRESETS = {"toy": TOY, "toy-random": TOY, "toy_moe": TOY_MOE}
+"""Models by name. `toy` has the trained weights that ship with the package, the others seeded random ones."""

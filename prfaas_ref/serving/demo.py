@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prfaas_ref.model.config import END
 from prfaas_ref.model.generation import Generation, generate
 from prfaas_ref.model.hybrid import HybridModel
 from prfaas_ref.model.sizes import bytes_per_token, fixed_bytes
@@ -63,6 +64,11 @@ class Verdict:
     def logits_sha256(self) -> str:
         return str(self.served.digest.hexdigest())
 
+    @property
+    def answer(self) -> str:
+        """The answer's bytes as text."""
+        return bytes(token for token in self.served.tokens if token < END).decode("utf-8", "replace")
+
     def to_json(self) -> dict[str, Any]:
         record = self.served.record
         return {
@@ -78,6 +84,9 @@ class Verdict:
             "bytes_sent_in_cluster": self.served.local_bytes,
             "ttft_s": record.ttft_s,
             "tokens": self.served.tokens,
+            "answer": self.answer,
+            "asked": self.prompt.asked.thing if self.prompt.asked else None,
+            "told": self.prompt.asked.code if self.prompt.asked else None,
             "logits_sha256": self.logits_sha256,
             "exact": self.exact,
         }

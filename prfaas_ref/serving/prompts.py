@@ -1,34 +1,37 @@
-"""The demo's prompts: real text at hand, in the mixture that a serving system meets.
+"""The demo's prompts: text at hand, in the mixture that a serving system meets.
 
 Short and long ones, some that share a long beginning, some that come again word for word, and conversations whose
-second turn continues the first one's answer. Without files, the text is this package's own source.
+second turn continues the first one's answer. The trained toy is given documents with facts in them and asked for one,
+so that a person can check its answer; any other model is given this package's own source text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from random import Random
+
+from prfaas_ref.model.facts import Document, Fact, document
+
+Write = Callable[[int], Document]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. follows: a request whose prompt and answer come first; waits_for: one that must be over by then."""
+    """One prompt. follows: a request whose prompt and answer come first; waits_for: one that must be over by then.
+    asked: the fact that the prompt ends by asking for, if any.
+    """
 
     request_id: str
     text: bytes
     kind: str
     follows: str = ""
     waits_for: str = ""
+    asked: Fact | None = None
 
     @property
     def depends_on(self) -> str:
         return self.follows or self.waits_for
-
-
-def own_source() -> bytes:
-    """This package's source, all of it."""
-    root = Path(__file__).parent.parent
-    return b"\n".join(path.read_bytes() for path in sorted(root.rglob("*.py")))
 
 
 def from_files(texts: Sequence[bytes], n_requests: int) -> list[Prompt]:
@@ -40,33 +43,69 @@ def from_files(texts: Sequence[bytes], n_requests: int) -> list[Prompt]:
     return prompts
 
 
-def mixture(source: bytes, n_requests: int) -> list[Prompt]:
-    """Rounds of twelve prompts cut from `source`, each round from text of its own."""
+def documents(seed: int) -> Write:
+    """Writes documents of about so many bytes, with facts in them, one after another."""
+    random = Random(seed)
+    return lambda n_bytes: document(random, n_bytes - 50, n_facts=8 if n_bytes > 1000 else 3)
+
+
+def own_source() -> Write:
+    """Cuts this package's source text, piece after piece, without end."""
+    root = Path(__file__).parent.parent
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(root.rglob("*.py")))
+    place = 0
+
+    def write(n_bytes: int) -> Document:
+        nonlocal place
+        place = (place + n_bytes) % (len(source) - n_bytes)
+        return Document(source[place : place + n_bytes], ())
+
+    return write
+
+
+def mixture(write: Write, n_requests: int) -> list[Prompt]:
+    """Rounds of twelve prompts, each round of new text."""
     prompts: list[Prompt] = []
-    for start in count(0, 32_000):
-        for prompt in one_round(source, start, len(prompts) + 1):
-            if len(prompts) == n_requests:
-                return prompts
-            prompts.append(prompt)
+    for first in count(1, 12):
+        prompts += one_round(write, first)
+        if len(prompts) >= n_requests:
+            return prompts[:n_requests]
     raise AssertionError("unreachable")
 
 
-def one_round(source: bytes, start: int, first: int) -> Iterator[Prompt]:
-    def cut(offset: int, length: int) -> bytes:
-        begin = (start + offset) % max(1, len(source) - length)
-        return source[begin : begin + length]
-
+def one_round(write: Write, first: int) -> Iterator[Prompt]:
     name = [f"r{first + i:02}" for i in range(12)]
-    shared = cut(3_000, 3_000)
-    yield Prompt(name[0], cut(0, 230), "short")
-    yield Prompt(name[1], cut(300, 2_500), "long")
-    yield Prompt(name[2], shared + cut(6_000, 1_200), "long")
-    yield Prompt(name[3], cut(7_300, 650), "short")
-    yield Prompt(name[4], shared + cut(8_000, 800), f"begins like {name[2]}", waits_for=name[2])
-    yield Prompt(name[5], shared + cut(9_000, 1_500), f"begins like {name[2]}", waits_for=name[4])
-    yield Prompt(name[6], cut(300, 2_500), f"{name[1]} again", waits_for=name[1])
-    yield Prompt(name[7], cut(10_500, 400), f"2nd turn of {name[2]}", follows=name[2])
-    yield Prompt(name[8], cut(11_000, 900), "short")
-    yield Prompt(name[9], cut(12_000, 6_000), "long")
-    yield Prompt(name[10], cut(18_000, 150), f"2nd turn of {name[3]}", follows=name[3])
-    yield Prompt(name[11], cut(18_200, 3_333), "long")
+    long, longer, short = write(2_500), write(4_200), write(650)
+    yield ask(name[0], write(230), "short")
+    yield ask(name[1], long, "long")
+    yield ask(name[2], longer, "long")
+    yield ask(name[3], short, "short")
+    yield ask(name[4], begins_like(longer, write(800)), f"begins like {name[2]}", waits_for=name[2])
+    yield ask(name[5], begins_like(longer, write(1_500)), f"begins like {name[2]}", waits_for=name[4])
+    yield ask(name[6], long, f"{name[1]} again", waits_for=name[1])
+    yield next_turn(name[7], longer, name[2])
+    yield ask(name[8], write(900), "short")
+    yield ask(name[9], write(6_000), "long")
+    yield next_turn(name[10], short, name[3])
+    yield ask(name[11], write(3_333), "long")
+
+
+def ask(request_id: str, text: Document, kind: str, waits_for: str = "") -> Prompt:
+    """The document, and the question for its first fact."""
+    asked = text.facts[0] if text.facts else None
+    prompt = text.prompt(asked) if asked else text.text.encode()
+    return Prompt(request_id, prompt, kind, waits_for=waits_for, asked=asked)
+
+
+def next_turn(request_id: str, text: Document, first: str) -> Prompt:
+    """Another question to the document of an earlier request, after that one's answer."""
+    asked = text.facts[-1] if text.facts else None
+    question = f"\n{asked.question}" if asked else "\n# And then?\n"
+    return Prompt(request_id, question.encode(), f"2nd turn of {first}", follows=first, asked=asked)
+
+
+def begins_like(text: Document, rest: Document, n_bytes: int = 3_000) -> Document:
+    """The first n_bytes of one document, to the end of a sentence, then another; asked for what the first part says."""
+    kept = text.text[: text.text.rfind(" ", 0, n_bytes)]
+    facts = tuple(fact for fact in text.facts if fact.sentence in kept)
+    return Document(f"{kept} {rest.text}", facts or rest.facts)

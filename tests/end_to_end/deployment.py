@@ -15,7 +15,7 @@ from prfaas_ref.scheduler.fleet import LinkView
 from prfaas_ref.serving.demo import DemoOptions, cluster_specs, make_router
 from prfaas_ref.serving.front_end import FrontEnd, Served
 
-OPTIONS = DemoOptions("toy", "float32", 0, 16, 1000, 1000.0, 0.0, 60.0)
+OPTIONS = DemoOptions("toy-random", "float32", 0, 16, 1000, 1000.0, 0.0, 60.0)
 
 
 def text(seed: int, n: int) -> list[int]:

@@ -35,6 +35,8 @@ def test_every_request_is_exact_over_both_routes_with_hits(dtype: str) -> None:
         assert (request["bytes_sent"] > 0) == (request["route"] == "prfaas")
         assert re.fullmatch("[0-9a-f]{64}", request["logits_sha256"])
         assert 1 <= len(request["tokens"]) <= 6
+    told = [r["answer"].strip() == f"{r['told']}." for r in requests]
+    assert sum(told) >= 5, "the decode process tells most of what only the prefill process has read"
     repeat, second_turn = requests[6], requests[7]
     assert repeat["cached_tokens"] == (repeat["prompt_tokens"] - 1) // 64 * 64
     assert repeat["tokens"] == requests[1]["tokens"]

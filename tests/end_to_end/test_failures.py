@@ -14,7 +14,7 @@ from tests.end_to_end.deployment import alive, assert_exact, deployment, serve, 
 
 @pytest.fixture(scope="module")
 def model() -> HybridModel:
-    return load_model("toy")
+    return load_model("toy-random")
 
 
 async def until(condition) -> None:

@@ -18,7 +18,7 @@ from prfaas_ref.units import MIB
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def model(request: pytest.FixtureRequest) -> HybridModel:
-    return load_model("toy", request.param, seed=3)
+    return load_model("toy-random", request.param, seed=3)
 
 
 @pytest.fixture

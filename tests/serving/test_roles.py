@@ -29,7 +29,7 @@ from prfaas_ref.transport.link import EmulatedLink
 from prfaas_ref.transport.server import Server
 from prfaas_ref.units import KIB, MIB
 
-MODEL = load_model("toy", seed=3)
+MODEL = load_model("toy-random", seed=3)
 FINGERPRINT = fingerprint(MODEL)
 STAGES = ("after expect", "before prefill", "in prefill", "after prefill", "in decode")
 Life = Generator[None, None, None]

@@ -24,7 +24,7 @@ def served_logits(model, tokens):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.2)])
 def test_training_and_serving_compute_one_function(dtype, tolerance):
-    model = load_model("toy")
+    model = load_model("toy-random")
     tokens = torch.randint(0, 257, (3, 96), generator=torch.Generator().manual_seed(1))
     ours = training.logits(model.weights, tokens, model.config, dtype).float().view(3, 96, -1)
     for row, alone in zip(ours, tokens, strict=True):
@@ -32,7 +32,7 @@ def test_training_and_serving_compute_one_function(dtype, tolerance):
 
 
 def test_gates_far_below_the_clamp_give_finite_logits_and_gradients():
-    model = load_model("toy")
+    model = load_model("toy-random")
     weights = {name: tensor.clone().requires_grad_() for name, tensor in model.weights.items()}
     for name, tensor in weights.items():
         if name.endswith("dt_bias"):
