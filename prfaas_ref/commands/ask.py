@@ -13,23 +13,14 @@ note says so.
 """
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from prfaas_ref.commands.options import (
-    add_model_options,
-    add_tokens_option,
-    not_negative,
-    open_model,
-    positive,
-    read_prompt,
-    show_text,
-    start_runtime,
-)  # fmt: skip
+from prfaas_ref.commands.deployment import add_deployment_options, deployment_options, run_deployment
+from prfaas_ref.commands.options import open_model, read_prompt, show_text, start_runtime
 from prfaas_ref.errors import UserError
 from prfaas_ref.model.facts import asked_thing, told_code
 
@@ -37,17 +28,7 @@ from prfaas_ref.model.facts import asked_thing, told_code
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the document")
     parser.add_argument("question", metavar="QUESTION", help='like "what is the code of the blue lamp?"')
-    add_model_options(parser)
-    add_tokens_option(parser)
-    parser.add_argument(
-        "--threshold", type=not_negative(int), default=1000, metavar="T", help="uncached tokens that stay local (1000)"
-    )
-    parser.add_argument(
-        "--link-mbps", type=positive(float), default=100.0, metavar="R", help="rate of the link between clusters (100)"
-    )
-    parser.add_argument(
-        "--rtt-ms", type=not_negative(float), default=10.0, metavar="MS", help="its round-trip time (10)"
-    )
+    add_deployment_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
 
 
@@ -63,12 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
     prompts = [Prompt("question", document.rstrip() + b"\n" + args.question.strip().encode(), "question")]
     model = open_model(args)
-    options = demo.DemoOptions(
-        args.model, args.dtype, args.seed, args.tokens, args.threshold, args.link_mbps, args.rtt_ms, deadline_s=300.0
-    )
+    options = deployment_options(args)
     bar = tqdm(total=2, desc="serve, then check", leave=False, disable=not sys.stderr.isatty())
     with bar, tempfile.TemporaryDirectory(prefix="prfaas-") as logs:
-        served, _ = asyncio.run(demo.serve(model, prompts, options, Path(logs), bar.update))
+        served, _ = run_deployment(demo.serve(model, prompts, options, Path(logs), bar.update))
         verdict = demo.check(model, prompts, served, bar.update)[0]
     result = {
         **verdict.to_json(),

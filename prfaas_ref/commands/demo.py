@@ -12,29 +12,16 @@ digests over all logits are compared. Exit status 1 when any differs.
 """
 
 import argparse
-import asyncio
 import json
-import signal
 import sys
 import tempfile
-from collections.abc import Coroutine
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from prfaas_ref.commands.options import (
-    add_model_options,
-    add_tokens_option,
-    not_negative,
-    open_model,
-    positive,
-    read_prompt,
-    show_text,
-    start_runtime,
-)  # fmt: skip
+from prfaas_ref.commands.deployment import add_deployment_options, deployment_options, run_deployment
+from prfaas_ref.commands.options import open_model, positive, read_prompt, show_text, start_runtime
 from prfaas_ref.errors import UserError
-
-T = TypeVar("T")
 
 if TYPE_CHECKING:
     from prfaas_ref.serving.demo import Verdict
@@ -43,20 +30,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="prompts; made-up documents if none is given")
     parser.add_argument("--requests", type=positive(int), metavar="N", help="requests (12, or the number of files)")
-    add_model_options(parser)
-    add_tokens_option(parser)
-    parser.add_argument(
-        "--threshold", type=not_negative(int), default=1000, metavar="T", help="uncached tokens that stay local (1000)"
-    )
-    parser.add_argument(
-        "--link-mbps", type=positive(float), default=100.0, metavar="R", help="rate of the link between clusters (100)"
-    )
-    parser.add_argument(
-        "--rtt-ms", type=not_negative(float), default=10.0, metavar="MS", help="its round-trip time (10)"
-    )
-    parser.add_argument(
-        "--deadline-s", type=positive(float), default=300.0, metavar="S", help="a request ends within (300)"
-    )
+    add_deployment_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
     parser.add_argument("--keep-logs", metavar="DIR", help="leave the workers' logs in this directory")
 
@@ -76,23 +50,10 @@ def run(args: argparse.Namespace) -> int:
         write = prompts.documents(args.seed) if args.model == "toy" else prompts.own_source()
         chosen = prompts.mixture(write, args.requests or 12)
     model = open_model(args)
-    options = demo.DemoOptions(
-        model=args.model,
-        dtype=args.dtype,
-        seed=args.seed,
-        tokens=args.tokens,
-        threshold_tokens=args.threshold,
-        link_mbps=args.link_mbps,
-        rtt_ms=args.rtt_ms,
-        deadline_s=args.deadline_s,
-        threads=args.threads,
-    )
+    options = deployment_options(args)
     bar = tqdm(total=2 * len(chosen), desc="serve, then check", leave=False, disable=not sys.stderr.isatty())
     with bar, log_directory(args.keep_logs) as logs:
-        try:
-            served, workers = asyncio.run(interruptible(demo.serve(model, chosen, options, Path(logs), bar.update)))
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+        served, workers = run_deployment(demo.serve(model, chosen, options, Path(logs), bar.update))
         verdicts = demo.check(model, chosen, served, bar.update)
     report = {
         "total": len(verdicts),
@@ -115,15 +76,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(report, verdicts)
     return 0 if report["exact"] == report["total"] else 1
-
-
-async def interruptible(serving: Coroutine[Any, Any, T]) -> T:
-    """Serve; SIGTERM and SIGHUP end it as Ctrl-C does, and no worker stays behind."""
-    task = asyncio.current_task()
-    assert task is not None
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(name, task.cancel)
-    return await serving
 
 
 def log_directory(keep: str | None) -> Any:

@@ -19,13 +19,13 @@ Exit status 1 when any served answer differs from the single process.
 """
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prfaas_ref.commands.deployment import run_deployment
 from prfaas_ref.commands.options import MAX_PROMPT_TOKENS, add_model_options, open_model, positive, start_runtime
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     n_questions = sum(len(sample.document.facts) for sample in samples)
     bar = tqdm(total=2 * n_questions, desc="ask, then check", leave=False, disable=not sys.stderr.isatty())
     with bar, tempfile.TemporaryDirectory(prefix="prfaas-") as logs:
-        served = asyncio.run(serve(model, samples, args, Path(logs), bar.update))
+        served = run_deployment(serve(model, samples, args, Path(logs), bar.update))
         alone = []
         for sample in samples:
             alone.append(recall.ask_alone(model, sample.document))
