@@ -7,7 +7,7 @@ ARGS ?=
 
 .PHONY: help demo test lint clean
 help:
-	@echo "make demo   serve real text on two clusters and prove every answer equal to a single process (ARGS='--requests 12')"
+	@echo "make demo   two clusters of processes answer questions, each proved equal to a single process (ARGS='--requests 24')"
 	@echo "make test   the whole test suite"
 	@echo "make lint   ruff, and mypy --strict for cache, transport and scheduler"
 	@echo "make clean  remove .venv and caches"

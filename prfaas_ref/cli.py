@@ -15,7 +15,7 @@ from prfaas_ref import __version__
 from prfaas_ref.errors import UserError
 
 COMMANDS = {
-    "demo": "serve real text on two clusters of processes and prove every answer equal to a single process",
+    "demo": "serve prompts on two clusters of processes and prove every answer equal to a single process",
     "ask": "ask about a document that only the prefill cluster has read",
     "recall": "how many facts of a document the toy tells across a hand-off, and with parts of the cache blanked",
     "generate": "the single-process reference: continue a prompt and print the digest of its logits",

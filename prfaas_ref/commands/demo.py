@@ -1,4 +1,4 @@
-"""Serve real text on two clusters of processes, and prove every answer equal to a single process.
+"""Serve prompts on two clusters of processes, and prove every answer equal to a single process.
 
 Three worker processes start: a prefill worker in the PrfaaS cluster, and a prefill and a decode worker in the PD
 cluster. Prompts whose uncached part is longer than the threshold are prefilled in the PrfaaS cluster, and their
