@@ -89,7 +89,3 @@ class DecodeProfile:
     def __post_init__(self) -> None:
         if self.batch_max < 1 or self.step_s <= 0 or self.memory_bytes <= 0:
             raise ValueError(f"a decode profile needs positive numbers, got {self}")
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.batch_max / self.step_s

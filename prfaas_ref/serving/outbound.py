@@ -103,5 +103,4 @@ class Outbound:
             "logits": b64encode(logits_bytes(item.logits)).decode(),
             "cached_tokens": item.cached_tokens,
             "bytes_sent": sent.bytes_sent,
-            "send_s": sent.seconds,
         }

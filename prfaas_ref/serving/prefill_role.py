@@ -130,7 +130,6 @@ class PrefillRole:
                     {
                         "type": "link",
                         "goodput_bits_per_s": sum(report.goodput_bits_per_s for report in known),
-                        "queued_bytes": sum(report.queued_bytes for report in known),
                         "limited_by": known[0].limited_by,
                     }
                 )

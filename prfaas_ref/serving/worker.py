@@ -95,7 +95,6 @@ def run_worker(options: WorkerOptions) -> None:
             "pid": os.getpid(),
             "control_port": control.port,
             "data_port": data_port,
-            "boot_epoch": identity.boot_epoch,
             "fingerprint": print_of.digest,
             "vocab_size": model.config.vocab_size,
             "block_size": model.config.grid.block,

@@ -25,7 +25,27 @@ Clock = Callable[[], float]
 T = TypeVar("T")
 
 
-class TcpStream:
+class _Owner:
+    """The end of either kind of stream, which owns its socket."""
+
+    socket: socket.socket
+
+    def finish(self) -> None:
+        """No more will be written; what was written still arrives."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def shut(self) -> None:
+        """Both directions end now; blocked calls return. Call `close` when no thread uses it any more."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shut()
+        self.socket.close()
+
+
+class TcpStream(_Owner):
     """Owns the socket. `send` and `receive_into` may run in two threads; `shut` ends both from any thread."""
 
     def __init__(self, sock: socket.socket, clock: Clock = time.monotonic) -> None:
@@ -80,22 +100,8 @@ class TcpStream:
                 moved.poll(left_s * 1000)
         raise TimeoutError
 
-    def finish(self) -> None:
-        """No more will be written; what was written still arrives."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
 
-    def shut(self) -> None:
-        """Both directions end now; blocked calls return. Call `close` when no thread uses it any more."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.shut()
-        self.socket.close()
-
-
-class TlsStream:
+class TlsStream(_Owner):
     """The same over TLS. The handshake is done here, within `within_s`; raises PeerGone when it fails."""
 
     def __init__(
@@ -144,18 +150,6 @@ class TlsStream:
                     raise TimeoutError from None
             except (OSError, ValueError) as error:
                 raise PeerGone(f"TLS: {error}") from None
-
-    def finish(self) -> None:
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
-
-    def shut(self) -> None:
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.shut()
-        self.socket.close()
 
 
 Stream = TcpStream | TlsStream

@@ -45,7 +45,7 @@ class ClusterCache:
         self.node_tokens = node_tokens
         blocks = int(capacity_bytes / node_bytes)
         self.index = HybridCacheIndex(blocks, 1, ceil(kv.fixed_bytes / node_bytes)) if blocks else None
-        self.prompt_tokens = self.hit_tokens = self.bypassed = 0
+        self.prompt_tokens = self.hit_tokens = 0
         self._private: Iterator[int] = count(_PRIVATE_IDS)
 
     def match(self, request: Request) -> Match:
@@ -110,7 +110,6 @@ class ClusterCache:
         try:
             return self.index.allocate(_NAMESPACE, request.hash_ids or (next(self._private),))
         except OutOfBlocks:
-            self.bypassed += 1
             return None
 
 
