@@ -15,10 +15,13 @@ def send_report(engine: Engine, control: ControlPort) -> None:
         report = engine.reporter.take_report()
     if report.events:
         events = [(stored, is_state, key.hex()) for stored, is_state, key in report.events]
-        control.send({"type": "cache", "first": report.first_sequence, "end": report.end_sequence, "events": events})
+        numbers = {"first": report.first_sequence, "end": report.end_sequence}
+        control.send({"type": "cache", "has_state": report.has_state, **numbers, "events": events})
 
 
 def read_report(worker: WorkerName, incarnation: int, message: Message) -> CacheReport:
     """The report in a worker's message. Raises KeyError, TypeError or ValueError when it is none."""
     events = tuple((stored, is_state, bytes.fromhex(key)) for stored, is_state, key in message["events"])
-    return CacheReport(worker, incarnation, True, message["first"], message["end"], False, events)
+    return CacheReport(
+        worker, incarnation, message["has_state"], message["first"], message["end"], full=False, events=events
+    )

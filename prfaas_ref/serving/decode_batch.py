@@ -108,8 +108,8 @@ class DecodeBatch:
         for row in rows:
             position = state.positions[row]
             if position % engine.model.config.grid.block == 0:
-                layers = [engine.snapshot.pack(i, memory, row) for i, memory in state.layers.items()]
-                self.running[row].rolling = position, torch.cat(layers)
+                if layers := [engine.snapshot.pack(i, memory, row) for i, memory in state.layers.items()]:
+                    self.running[row].rolling = position, torch.cat(layers)
                 engine.publish(self.running[row].alloc, position, {})
 
     def _end(self, request: Running) -> None:

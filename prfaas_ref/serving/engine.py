@@ -85,7 +85,7 @@ class Engine:
         """
         n_tokens = len(tokens)
         block = self.model.config.grid.block
-        keep = self.policy.in_prefill(block, n_tokens, alloc.cached_tokens, alloc.branch_tokens)
+        keep = self.policy.in_prefill(block, n_tokens, alloc.cached_tokens, alloc.branch_tokens) if state.layers else []
         parts: dict[int, list[Tensor]] = {position: [] for position in keep}
 
         def keep_parts(layer: int, position: int) -> None:

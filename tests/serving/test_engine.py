@@ -1,16 +1,23 @@
 """The engine: cache hits and batch mates give the bytes of a cold run alone, and the pool's books balance."""
 
 import hashlib
+import queue
 import random
 from typing import Any
 
 import pytest
 import torch
 
+from prfaas_ref.cache.manager import GlobalKVCacheManager
+from prfaas_ref.cache.report import WorkerName
 from prfaas_ref.cache.tree import OutOfBlocks
 from prfaas_ref.model.checkpoint import load_model
+from prfaas_ref.model.config import HybridConfig
 from prfaas_ref.model.generation import generate, logits_bytes
 from prfaas_ref.model.hybrid import HybridModel
+from prfaas_ref.model.kinds import GQAShape
+from prfaas_ref.model.weights import random_weights
+from prfaas_ref.serving.cache_reports import read_report, send_report
 from prfaas_ref.serving.decode_batch import DecodeBatch, Running
 from prfaas_ref.serving.engine import Engine
 from prfaas_ref.units import MIB
@@ -24,6 +31,12 @@ def model(request: pytest.FixtureRequest) -> HybridModel:
 @pytest.fixture
 def engine(model: HybridModel) -> Engine:
     return Engine(model, "f" * 64, 32 * MIB)
+
+
+class Events(queue.SimpleQueue[dict[str, Any]]):
+    """A control port whose front end is the test."""
+
+    send = queue.SimpleQueue.put
 
 
 def text(seed: int, n: int) -> list[int]:
@@ -151,3 +164,20 @@ def test_a_prompt_that_does_not_fit_is_refused_and_changes_nothing(model: Hybrid
         engine.begin(text(1, 64 * 300))
     assert drained(engine)
     assert Client(engine).submit("small", text(1, 65), 1) == 0
+
+
+def test_a_model_without_fixed_size_state_hits_by_its_pages_alone_and_says_so() -> None:
+    shape = GQAShape(num_heads=4, num_kv_heads=2, head_dim=32, v_head_dim=48)
+    config = HybridConfig(("gqa", "gqa"), vocab_size=257, hidden_size=64, intermediate_size=64, gqa=shape)
+    engine = Engine(HybridModel(config, random_weights(config, torch.float32, seed=1)), "f" * 64, 8 * MIB)
+    client, control, prompt = Client(engine), Events(), text(1, 200)
+    assert [client.submit(f"r{i}", prompt, 70) for i in range(2)] == [0, 192]
+    client.finish()
+    for i in range(2):
+        client.assert_equals_cold(f"r{i}", prompt, 70)
+    assert drained(engine)
+    send_report(engine, control)
+    caches = GlobalKVCacheManager()
+    assert caches.apply(read_report(WorkerName("pd", "w"), 1, control.get()))
+    (match,) = caches.lookup(engine.namespace, prompt).values()
+    assert (match.kv_tokens, match.usable_tokens) == (192, 192)
