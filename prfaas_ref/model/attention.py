@@ -17,6 +17,9 @@ from torch import Tensor
 from prfaas_ref.model.exact import bmm_rows
 from prfaas_ref.model.schedule import Schedule
 
+PAGES_AT_ONCE = 32
+"""Pages whose parts of the sums are computed together: they stay in the machine's caches until they are added."""
+
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, schedule: Schedule, first: Tensor | None = None, window: int | None = None
@@ -47,11 +50,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, position: Tensor, first: Tensor, win
     scores = bmm_rows(rows, k.transpose(-1, -2)).float()
     open_pages = 0 if window else int((position - first[:, None]).min()) // block  # every query sees all of these
     hide(scores[:, open_pages:], position.repeat_interleave(h, dim=1), first + open_pages * block, window)
-    p = scores.sub_(scores.amax(dim=(1, 4), keepdim=True)).exp_()
-    sums, values = p.sum(-1), bmm_rows(p.to(q.dtype), v).float()
-    total, out = torch.zeros_like(sums[:, 0]), torch.zeros_like(values[:, 0])
-    for page in range(k.shape[1]):
-        total, out = total + sums[:, page], out + values[:, page]
+    top = scores.amax(dim=(1, 4), keepdim=True)
+    total = torch.zeros_like(top[:, 0, ..., 0])
+    out = total.new_zeros((*total.shape, v.shape[-1]))
+    for s, v_pages in zip(scores.split(PAGES_AT_ONCE, dim=1), v.split(PAGES_AT_ONCE, dim=1), strict=True):
+        p = s.sub_(top).exp_()
+        sums, values = p.sum(-1), bmm_rows(p.to(q.dtype), v_pages).float()
+        for page in range(p.shape[1]):
+            total, out = total + sums[:, page], out + values[:, page]
     out = (out / total[..., None]).to(q.dtype)
     return rearrange(out, "b g (n h) f -> b n g h f", h=h)
 
