@@ -26,6 +26,7 @@ from prfaas_ref.cache.tree import OutOfBlocks
 
 KV, STATE = "kv", "state"
 FORMAT = "prfaas host tier 1"
+UNFINISHED = ".part"
 
 
 class HostTier:
@@ -33,6 +34,8 @@ class HostTier:
 
     def __init__(self, directory: Path, capacity_bytes: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        for unfinished in directory.glob(f"*{UNFINISHED}"):
+            unfinished.unlink()
         self.directory = directory
         self.capacity_bytes = capacity_bytes
         found = [(path.stat(), path.name) for path in directory.glob("*.safetensors")]
@@ -57,13 +60,9 @@ class HostTier:
     def get(self, kind: str, key: bytes, tokens: bytes) -> torch.Tensor | None:
         """What was kept of this prefix (uint8), or None."""
         name = _name(kind, key)
-        try:
-            with safe_open(self.directory / name, framework="pt") as file:
-                data: torch.Tensor = file.get_tensor("bytes").clone()
-                label = file.metadata()
-        except (OSError, SafetensorError):
-            return None
-        if label != _label(kind, key, tokens, data):
+        data = _read(self.directory / name, kind, key, tokens)
+        if data is None:
+            self._drop(name)
             return None
         self._sizes[name] = self._sizes.pop(name, 0) or (self.directory / name).stat().st_size
         os.utime(self.directory / name)
@@ -71,8 +70,13 @@ class HostTier:
 
     def _make_room(self, num_bytes: int) -> None:
         while self._sizes and self.held_bytes + num_bytes > self.capacity_bytes:
-            name, _ = self._sizes.popitem(last=False)
-            (self.directory / name).unlink(missing_ok=True)
+            self._drop(next(iter(self._sizes)))
+
+    def _drop(self, name: str) -> None:
+        """Forget a file: the oldest, or one that is not what its name says, so that it may be written anew."""
+        self._sizes.pop(name, None)
+        with contextlib.suppress(OSError):
+            (self.directory / name).unlink()
 
 
 class Spill:
@@ -162,8 +166,19 @@ def _label(kind: str, key: bytes, tokens: bytes, data: torch.Tensor) -> dict[str
     return {"format": FORMAT, "kind": kind, "key": key.hex(), "tokens": tokens.hex(), "sha256": digest}
 
 
+def _read(path: Path, kind: str, key: bytes, tokens: bytes) -> torch.Tensor | None:
+    """A file's bytes, if they are of this prefix and whole."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            data: torch.Tensor = file.get_tensor("bytes").clone()
+            label = file.metadata()
+    except (OSError, SafetensorError):
+        return None
+    return data if data.dtype == torch.uint8 and label == _label(kind, key, tokens, data) else None
+
+
 def _write_atomically(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

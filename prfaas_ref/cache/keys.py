@@ -95,7 +95,7 @@ class TokenBlocks:
 
 def as_u32(tokens: Iterable[int]) -> "array[int]":
     try:
-        return array("I", tokens)
+        return array("I", iter(tokens) if isinstance(tokens, bytes | bytearray) else tokens)  # of bytes each is a token
     except (OverflowError, TypeError) as error:
         raise ValueError(f"a token id must be an integer in [0, 2**32): {error}") from None
 

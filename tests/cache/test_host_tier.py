@@ -81,15 +81,19 @@ def test_kv_without_state_is_not_worth_bringing_back(tmp_path: Path) -> None:
     assert pool.index.tree.ids.num_free == 12
 
 
-@pytest.mark.parametrize("harm", ["torn", "empty", "foreign", "flipped", "other tokens"])
-def test_a_file_that_is_not_what_it_should_be_is_a_miss(tmp_path: Path, harm: str) -> None:
+@pytest.mark.parametrize("harm", ["torn", "empty", "gone", "foreign", "of other numbers", "flipped", "other tokens"])
+def test_a_file_that_is_not_what_it_should_be_is_a_miss_and_is_written_anew(tmp_path: Path, harm: str) -> None:
     pool, tier = make(tmp_path)
-    serve(pool, list(range(9)), seed=1)
+    pages, state = serve(pool, list(range(9)), seed=1)
     pool.index.tree.evict_all()
     for path in tmp_path.glob(f"*.{KV}.safetensors"):
         content = path.read_bytes()
-        if harm == "foreign":
+        if harm == "gone":
+            path.unlink()
+        elif harm == "foreign":
             save_file({"bytes": torch.zeros(256, dtype=torch.uint8)}, path)
+        elif harm == "of other numbers":
+            save_file({"bytes": torch.zeros(256, dtype=torch.bfloat16)}, path)
         elif harm == "other tokens":
             path.write_bytes(
                 content.replace(b'"tokens":"00', b'"tokens":"09').replace(b'"tokens":"04', b'"tokens":"09')
@@ -99,6 +103,18 @@ def test_a_file_that_is_not_what_it_should_be_is_a_miss(tmp_path: Path, harm: st
             path.write_bytes(cut[harm])
     assert promote(pool, tier, NS, list(range(9))) == 0
     pool.index.check_invariants()
+    for found in (0, 8):  # both blocks' files were harmed, and a chain is read up to its first gap
+        serve(pool, list(range(9)), seed=1)
+        pool.index.tree.evict_all()
+        assert promote(pool, tier, NS, list(range(9))) == found
+    assert_hit(pool, list(range(9)), pages, state)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == tier.held_bytes
+
+
+def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "abc.part").write_bytes(b"half")
+    make(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_directory_stays_within_its_size_and_keeps_what_was_used_last(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+from array import array
 
 import pytest
 from hypothesis import given
@@ -58,6 +59,13 @@ def test_tokens_may_come_in_any_pieces(pieces: list[list[int]], block_size: int)
     starts = range(0, count * block_size, block_size)
     assert grown.full == [struct.pack(f"<{block_size}I", *tokens[i : i + block_size]) for i in starts]
     assert len(grown) == len(tokens)
+
+
+@given(st.lists(st.integers(0, 255), max_size=40), st.integers(1, 4))
+def test_a_byte_is_a_token_whatever_sequence_it_comes_in(tokens: list[int], block_size: int) -> None:
+    full = TokenBlocks(block_size, tokens).full
+    for same in (tuple(tokens), bytes(tokens), bytearray(tokens), array("I", tokens), iter(tokens)):
+        assert TokenBlocks(block_size, same).full == full
 
 
 @pytest.mark.parametrize("bad", [-1, 2**32, 1.5, "a"])

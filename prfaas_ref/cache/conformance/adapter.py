@@ -51,9 +51,13 @@ class Hold:
 class CacheAdapter:
     """Implement the first part; implement another and set its flag to have it examined too.
 
+    block_unit: a manager that takes only multiples of it as block sizes says so here. has_state on the class is for a
+    manager that always keeps snapshots; one that may do without sets it on itself, from config.state_blocks.
+
     "No room" is None, and must leave everything as it was. Anything that raises counts as a crash of the manager.
     """
 
+    block_unit = 1
     has_state = False
     has_transfers = False
     can_stream = False
@@ -75,7 +79,7 @@ class CacheAdapter:
         raise NotImplementedError
 
     def free(self, request: Any) -> None:
-        """The request ends, finished or not."""
+        """The request ends, finished or not. Checkpoints reserved and not published are given back too."""
         raise NotImplementedError
 
     def num_reclaimable(self) -> int:
@@ -102,11 +106,11 @@ class CacheAdapter:
     # ---- has_state
 
     def reserve_checkpoint(self, request: Any, num_tokens: int) -> Hold | None:
-        """Blocks for a snapshot at `num_tokens`; best effort."""
+        """Blocks for a snapshot at `num_tokens`. None only when there is no room, or one exists already."""
         raise NotImplementedError
 
     def publish_checkpoint(self, handle: Any) -> bool:
-        """The snapshot is written. False if there was one already."""
+        """The snapshot is written: from now on it is cached. False if there was one: the blocks are then free."""
         raise NotImplementedError
 
     # ---- has_transfers

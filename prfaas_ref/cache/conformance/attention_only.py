@@ -83,7 +83,7 @@ class PlainManager:
 
 
 class AttentionOnlyAdapter(CacheAdapter):
-    """PlainManager under examination: the six calls that every manager has, and `match`."""
+    """PlainManager under examination: the five calls that every manager has, and `match`."""
 
     can_match = True
 

@@ -88,7 +88,9 @@ class Books:
         held = self.config.num_blocks - self.adapter.num_reclaimable()
         parting = {b for f in self.flights if f.live and f.live.freed for b in f.live.table + list(f.live.state_blocks)}
         most = shared | set(owned) | {block for flight in self.flights for block in flight.keeps}
-        require(len(most) >= held >= len(most - parting), "the manager's count of held blocks is another than ours")
+        least = len(most - parting)
+        expected = f"{least}" if least == len(most) else f"{least} to {len(most)}"
+        require(least <= held <= len(most), f"the manager counts {held} held blocks, the outside {expected}")
         for tenant, quota in self.quotas.items():
             mine = {block for live in self.live if live.tenant == tenant for block in live.table}
             require(len(mine) <= quota, "a tenant holds more than its quota")

@@ -15,10 +15,10 @@ class Examiner(Books):
             require(self._sight() == seen, "a refused request changed what is cached")
             return None
         require(expected in (None, admission.cached_tokens), "match and allocate disagree")
-        best = self.oracle.longest_hit(tenant, tokens)
-        require(admission.cached_tokens <= best, "a hit on what was never published, or on the last token")
-        require(not self._nothing_lost(tenant) or admission.cached_tokens == best, "a prefix that is there was not hit")
-        state = self.adapter.has_state and admission.cached_tokens > 0
+        best, hit = self.oracle.longest_hit(tenant, tokens), admission.cached_tokens
+        require(hit <= best, f"a hit of {hit} tokens, where at most {best} were published below the last token")
+        require(hit == best or not self._nothing_lost(tenant), f"a prefix of {best} tokens is there; {hit} were hit")
+        state = self.adapter.has_state and hit > 0
         require(bool(admission.state_blocks) == state, "a hit without its state, or state without a hit")
         self.handed_out += len(admission.block_table)
         return self._admit(tenant, tokens, admission)

@@ -7,6 +7,7 @@ TestMine = machine(MyAdapter).TestCase      # the same, in a test file
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from prfaas_ref.cache.conformance.adapter import CacheAdapter, CacheConfig
-from prfaas_ref.cache.conformance.books import Flight, Live
+from prfaas_ref.cache.conformance.books import Flight, Live, require
 from prfaas_ref.cache.conformance.examiner import Examiner
 
 AdapterFactory = Callable[[CacheConfig], CacheAdapter]
@@ -47,33 +48,64 @@ def pick(items: list[Item], number: int) -> Item:
     return items[number % len(items)]
 
 
+@dataclass
+class Examined:
+    """What all lives together came to: moves made, prompts that hit, and the calls that there were."""
+
+    moves: int = 0
+    hits: int = 0
+    calls: str = ""
+
+
 class ManagerMachine(RuleBasedStateMachine):
-    """The moves. `machine` makes the subclass that knows which manager to build."""
+    """The moves. `machine` makes the subclass that knows which manager to build.
+
+    Lengths and tokens are drawn small, and `stretched` to the manager's block_unit.
+    """
 
     factory: AdapterFactory
-    moves = 0  # made by all lives of this class
+    examined: Examined
     examiner: Examiner
 
     @initialize(config=CONFIGS)
     def build(self, config: CacheConfig) -> None:
-        self.examiner = Examiner(type(self).factory(config))
+        factory, examined = type(self).factory, type(self).examined
+        self.unit = getattr(factory, "block_unit", 1)
+        if getattr(factory, "has_state", False):
+            config = replace(config, state_blocks=max(1, config.state_blocks))
+        self.examiner = Examiner(factory(replace(config, block_size=config.block_size * self.unit)))
+        flags = [name for name in dir(CacheAdapter) if name.startswith(("has_", "can_"))]
+        set_here = [name.partition("_")[2] for name in flags if getattr(self.examiner.adapter, name)]
+        examined.calls = max(examined.calls, ", ".join(["allocate", "commit", "free", *set_here]), key=len)
 
     @invariant()
     def verify(self) -> None:
-        type(self).moves += 1
+        type(self).examined.moves += 1
         self.examiner.verify()
+
+    def stretched(self, tokens: list[int]) -> list[int]:
+        """Each token `unit` times, a few fewer at the end, so that blocks are left partly filled too."""
+        return [token for token in tokens for _ in range(self.unit)][: self.length(len(tokens))]
+
+    def length(self, number: int) -> int:
+        return number * self.unit - 5 * number % self.unit
 
     @rule(tenant=TENANTS, tokens=TOKENS)
     def allocate(self, tenant: str, tokens: list[int]) -> None:
-        self.examiner.allocate(tenant, tokens)
+        self.examiner.allocate(tenant, self.stretched(tokens))
 
-    @rule(tenant=TENANTS, tokens=TOKENS, stop=LENGTH, snapshots=st.booleans())
-    def serve(self, tenant: str, tokens: list[int], stop: int, snapshots: bool) -> None:
-        """A whole request: written in two parts, perhaps a snapshot at each end, then gone. Fills the pool fast."""
+    @rule(tenant=TENANTS, tokens=TOKENS, stop=LENGTH, snapshots=st.booleans(), cancelled=st.booleans())
+    def serve(self, tenant: str, tokens: list[int], stop: int, snapshots: bool, cancelled: bool) -> None:
+        """A whole request: written in two parts, unless it is cancelled after the first, perhaps a snapshot at the end
+        of each, then gone. Fills the pool fast."""
+        tokens, stop = self.stretched(tokens), self.length(stop)
+        self.run(tenant, tokens, [stop] if cancelled else [stop, len(tokens)], snapshots)
+
+    def run(self, tenant: str, tokens: list[int], ends: list[int], snapshots: bool) -> None:
         live = self.examiner.allocate(tenant, tokens)
         if live is None:
             return
-        for num_tokens in (stop, len(tokens)):
+        for num_tokens in ends:
             self.examiner.advance(live, num_tokens)
             if snapshots:
                 self.snapshot(live)
@@ -84,12 +116,14 @@ class ManagerMachine(RuleBasedStateMachine):
     def serve_again(self, number: int, more: list[int], snapshots: bool) -> None:
         """A prompt seen lately comes back, as it was or a little longer."""
         tenant, tokens = self.examiner.recent[number % len(self.examiner.recent)]
-        self.serve(tenant, [*tokens, *more], 0, snapshots)
+        tokens = [*tokens, *self.stretched(more)]
+        self.run(tenant, tokens, [len(tokens)], snapshots)
 
     @precondition(lambda self: self.examiner.adapter.has_state)
     @rule(tenant=TENANTS, tokens=TOKENS, stream=st.booleans())
     def race(self, tenant: str, tokens: list[int], stream: bool) -> None:
         """Two equal requests at once: both compute, both have room for the snapshot, one is first, both are read."""
+        tokens = self.stretched(tokens)
         lives = [live for live in (self.examiner.allocate(tenant, tokens) for _ in range(2)) if live]
         for live in lives if stream and self.examiner.adapter.can_stream else ():
             self.examiner.stream(live, live_blocks=0, lease_s=3)
@@ -103,7 +137,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(number=PICK, num_tokens=LENGTH, snapshot=st.booleans())
     def advance(self, number: int, num_tokens: int, snapshot: bool) -> None:
         live = pick(self.examiner.live, number)
-        self.examiner.advance(live, num_tokens)
+        self.examiner.advance(live, self.length(num_tokens))
         if snapshot:
             self.snapshot(live)
 
@@ -125,7 +159,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.examiner.adapter.can_extend and self.examiner.live)
     @rule(number=PICK, tokens=TOKENS)
     def extend(self, number: int, tokens: list[int]) -> None:
-        self.examiner.extend(pick(self.examiner.live, number), tokens[:3])
+        self.examiner.extend(pick(self.examiner.live, number), self.stretched(tokens[:3]))
 
     @precondition(lambda self: self.examiner.live)
     @rule(number=PICK)
@@ -135,7 +169,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.examiner.adapter.has_transfers and self.examiner.live)
     @rule(number=PICK, num_tokens=LENGTH, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))
     def send(self, number: int, num_tokens: int, live_blocks: int, lease_s: int) -> None:
-        self.examiner.send(pick(self.examiner.live, number), num_tokens, live_blocks, lease_s)
+        self.examiner.send(pick(self.examiner.live, number), self.length(num_tokens), live_blocks, lease_s)
 
     @precondition(lambda self: self.examiner.adapter.can_stream and self.examiner.live)
     @rule(number=PICK, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))
@@ -145,7 +179,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.examiner.adapter.has_transfers)
     @rule(tenant=TENANTS, tokens=TOKENS, live_blocks=st.integers(0, 2), lease_s=st.integers(1, 5))
     def receive(self, tenant: str, tokens: list[int], live_blocks: int, lease_s: int) -> None:
-        self.examiner.receive(tenant, tokens, live_blocks, lease_s)
+        self.examiner.receive(tenant, self.stretched(tokens), live_blocks, lease_s)
 
     @precondition(lambda self: self.examiner.flights)
     @rule(number=PICK)
@@ -181,17 +215,19 @@ class ManagerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if sys.exc_info()[0] is None:  # a story that failed already has its ending
             self.examiner.drain()
+            type(self).examined.hits += self.examiner.hits
 
 
 def machine(factory: AdapterFactory) -> type[ManagerMachine]:
     """The state machine over managers that `factory` builds."""
-    return type("ManagerUnderExamination", (ManagerMachine,), {"factory": staticmethod(factory)})
+    return type("UnderExamination", (ManagerMachine,), {"factory": staticmethod(factory), "examined": Examined()})
 
 
-def examine(factory: AdapterFactory, stories: int = 200, moves: int = 50, shrink: bool = True) -> int:
-    """Try `stories` random lives of up to `moves` moves, the same ones every time. Returns how many moves were made.
+def examine(factory: AdapterFactory, stories: int = 200, moves: int = 50, shrink: bool = True) -> Examined:
+    """Try `stories` random lives of up to `moves` moves, the same ones every time. Returns what they came to.
 
-    Raises on the first life that fails: Violation for a broken promise, or whatever the manager raised.
+    Raises on the first life that fails: Violation for a broken promise, or whatever the manager raised. A manager that
+    never hit anything fails too: it would keep every other promise.
     """
     phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
     under_test = machine(factory)
@@ -208,4 +244,5 @@ def examine(factory: AdapterFactory, stories: int = 200, moves: int = 50, shrink
             suppress_health_check=list(HealthCheck),
         ),
     )
-    return under_test.moves
+    require(under_test.examined.hits > 0, "no prompt was ever hit")
+    return under_test.examined
