@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     requests = read_trace(args.trace, "mooncake")
     if not requests:
         raise UserError(f"trace {args.trace} has no requests")
+    if bare := sum(not request.hash_ids for request in requests):
+        raise UserError(f"{bare} of {len(requests)} rows of {args.trace} have no hash_ids; a replay needs them in all")
     size = MODELS[args.model]
     block_bytes = args.block * size.bytes_per_token
     state_blocks = math.ceil(size.fixed_bytes / block_bytes)

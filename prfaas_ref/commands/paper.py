@@ -1,7 +1,7 @@
 """The paper's numbers beside ours, and what each comparison proves.
 
-Our throughput model (equations 1 to 8 of arXiv 2604.15039) is fed with the paper's profiles and asked for the cells of
-its tables. Every cell is marked:
+Our throughput model and planner (equations 1 to 8 of arXiv 2604.15039) are fed with the paper's profiles and asked for
+the cells of its tables. Every cell is marked:
 
   stated     the paper says it; repeated here for reference
   anchor     our model was calibrated on it, so agreement is no evidence

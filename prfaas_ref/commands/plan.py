@@ -15,6 +15,7 @@ Exit status 2 and one line naming the constraint when no plan exists.
 import argparse
 import json
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 from prfaas_ref.errors import UserError
@@ -78,7 +79,7 @@ def compare(scenario: Scenario, best: Plan) -> dict[str, Plan]:
     """The rivals that exist: an SLO or a lack of instances may rule one out."""
     system, slo, prices = scenario.system, scenario.slo, scenario.prices
     n_prfaas, n_pd = int(best.counts.prfaas), int(best.counts.pd_prefill + best.counts.pd_decode)
-    equal_cost = int(prices.of(best.counts) / prices.pd) if prices.pd else n_pd
+    equal_cost = prices.pd_instances_for(prices.of(best.counts)) if prices.pd else n_pd
     rivals: dict[str, Callable[[], Plan]] = {
         "homogeneous, equal count": lambda: homogeneous(system, n_prfaas + n_pd, slo),
         "homogeneous, equal cost": lambda: homogeneous(system, equal_cost, slo),
@@ -104,11 +105,11 @@ def _numbers(prices: Prices, plan: Plan) -> dict[str, object]:
         "n_prfaas": int(plan.counts.prfaas),
         "n_pd_prefill": int(plan.counts.pd_prefill),
         "n_pd_decode": int(plan.counts.pd_decode),
-        "threshold_tokens": None if t == float("inf") else t,
+        "threshold_tokens": _finite(t),
         "lambda_max": p.lambda_max,
         "binding": p.binding,
-        "theta_prfaas": p.theta_prfaas,
-        "theta_pd_prefill": p.theta_pd_prefill,
+        "theta_prfaas": _finite(p.theta_prfaas),
+        "theta_pd_prefill": _finite(p.theta_pd_prefill),
         "theta_pd_decode": p.theta_pd_decode,
         "offloaded_share": p.p_long,
         "mean_ttft_s": plan.ttft.mean_s,
@@ -116,6 +117,11 @@ def _numbers(prices: Prices, plan: Plan) -> dict[str, object]:
         "egress_gbps_mean": plan.egress_bits_per_s / G,
         "cost_per_hour": prices.of(plan.counts),
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if value < inf else None
 
 
 def _gain(best: Plan, rival: Plan) -> float:

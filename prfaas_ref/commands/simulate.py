@@ -8,7 +8,9 @@ default requests arrive at 0.8 of what its own plan can carry. One deployment a 
   naive         the PrfaaS cluster prefills everything, all PD instances decode
 
 Policies: paper (the planned threshold, moved by bandwidth and queues), static (the planned threshold), cost (lowest
-estimated TTFT), always, never, or a number of tokens. The same seed gives the same event log, whose hash is printed.
+estimated TTFT), always, never, or a number of tokens. A plan reckons with whole prompts; under a trace with hash ids,
+paper searches its threshold anew every minute, on the uncached lengths of the last 2000 requests. The split stays.
+The same seed gives the same event log, whose hash is printed.
 Modelled: prefill by the scenario's profile, a decode step of constant time, a link that flows share max-min fairly.
 """
 
@@ -38,17 +40,21 @@ from prfaas_ref.scheduler.simulation.timeline import chrome_trace
 from prfaas_ref.scheduler.traces import read_trace
 from prfaas_ref.units import GIB
 
+CACHE_RULE_HELP = (
+    "which cache is judged: scarce, the PD cluster's own (default), or abundant, the longer one, moved if that pays"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", nargs="?", type=Path, metavar="SCENARIO.toml", help="see `prfaas plan --example`")
     parser.add_argument("--deployment", choices=DEPLOYMENTS, default="prfaas-pd")
     parser.add_argument("--policy", metavar="NAME|TOKENS", help="default: paper, never and always, by deployment")
-    parser.add_argument("--cache-rule", choices=("scarce", "abundant"), default="scarce", help="the paper's two rules")
+    parser.add_argument("--cache-rule", choices=("scarce", "abundant"), default="scarce", help=CACHE_RULE_HELP)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="replay a trace instead of drawing requests")
     parser.add_argument("--trace-format", choices=("mooncake", "azure"), default="mooncake")
     parser.add_argument("--requests", type=int, metavar="N", help="how many (default 10000, or the whole trace)")
     parser.add_argument("--rate", type=float, metavar="PER_S", help="arrivals per second; a trace is sped up to it")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of arrivals and lengths (default 0)")
     parser.add_argument("--slo-ttft-s", type=float, default=10.0, metavar="S", help="what goodput asks (default 10)")
     parser.add_argument("--max-ttft-s", type=float, metavar="S", help="refuse requests predicted to take longer")
     parser.add_argument("--max-link-gib", type=float, metavar="GIB", help="refuse requests beyond so much on the link")

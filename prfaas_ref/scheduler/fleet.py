@@ -50,7 +50,10 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Estimates every policy shares: T_prefill per cluster, S_kv, and decode seconds per token and slot."""
+    """Estimates every policy shares: T_prefill per cluster, S_kv, and T_decode / BS.
+
+    The last is a decode worker's seconds per token of one request when its batch is full.
+    """
 
     prefill: Mapping[Route, Profile]
     kv: KvSize

@@ -17,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _STANDARD = NormalDist()
+MAX_TOKENS = 2**31
+MAX_SIGMA = 5.0
+LEAST_SHARE = 1e-6  # of prompts and of their tokens that truncation must leave, or the closed forms lose their digits
 
 
 class Split(NamedTuple):
@@ -37,17 +40,24 @@ class LogNormalLengths:
     high: float
 
     def __post_init__(self) -> None:
-        if self.sigma <= 0 or not 0 < self.low < self.high:
-            raise ValueError(f"a log-normal needs sigma > 0 and 0 < low < high, got {self}")
+        if not (0 < self.sigma <= MAX_SIGMA and 0 < self.low < self.high < MAX_TOKENS):
+            raise ValueError(f"a log-normal needs 0 < sigma <= 5 and 0 < low < high < 2**31, got {self}")
+        mass, mean = self._between(self.low, self.high)
+        if not (mass >= LEAST_SHARE and mass * mean >= LEAST_SHARE * self._whole_mean):
+            raise ValueError(f"a log-normal needs some mass between low and high (mu is a logarithm), got {self}")
 
     def _cdf(self, tokens: float) -> float:
         """P(exp N <= tokens), before truncation."""
         return _STANDARD.cdf((log(tokens) - self.mu) / self.sigma)
 
+    @property
+    def _whole_mean(self) -> float:
+        """E[exp N], before truncation."""
+        return exp(self.mu + self.sigma**2 / 2)
+
     def _partial_mean(self, tokens: float) -> float:
         """E[exp N; exp N <= tokens], before truncation: the mean times the same law shifted by sigma^2."""
-        mean = exp(self.mu + self.sigma**2 / 2)
-        return mean * _STANDARD.cdf((log(tokens) - self.mu) / self.sigma - self.sigma)
+        return self._whole_mean * _STANDARD.cdf((log(tokens) - self.mu) / self.sigma - self.sigma)
 
     def _between(self, low: float, high: float) -> tuple[float, float]:
         """The mass between two lengths, and the mean length there."""

@@ -27,6 +27,8 @@ from prfaas_ref.scheduler.throughput import (
 )
 from prfaas_ref.units import BITS_PER_BYTE
 
+ROUNDING = 1 + 1e-9  # what float arithmetic may add to a sum of prices
+
 
 class Infeasible(UserError):
     """No plan meets a constraint; `constraint` names it (`memory`, `decode slo`, `ttft slo`, `demand`, ...)."""
@@ -104,10 +106,17 @@ class Search:
         other._allowed = other._within_slo()
         return other
 
+    def within(self, slo: Slo) -> "Search":
+        """The same search under an SLO. Raises Infeasible."""
+        other = copy(self)
+        other.slo = slo
+        other._check_decode()
+        other._allowed = other._within_slo()
+        return other
+
     def best(self, n_prfaas: float, n_pd: int) -> Plan:
         """The best split and threshold for fixed instances. Raises Infeasible."""
-        if n_pd < 1:
-            raise Infeasible("instances", "the PD cluster needs at least one instance to decode")
+        _check_pd(n_pd)
         best = max(self._splits(n_prfaas, n_pd), key=lambda b: b[:2])
         if best.lambda_max <= 0.0:
             raise Infeasible("instances", f"{n_prfaas:g} PrfaaS and {n_pd} PD instances leave nothing to prefill with")
@@ -164,13 +173,19 @@ class Search:
         return self._ttft
 
 
+def _check_pd(n_pd: int) -> None:
+    if n_pd < 1:
+        raise Infeasible("instances", "the PD cluster needs at least one instance to decode")
+
+
 def homogeneous(system: System, n_pd: int, slo: Slo | None = None) -> Plan:
     """The best split of `n_pd` PD instances that prefill everything themselves."""
     return Search(system, slo, [OFFLOAD_NONE]).best(0, n_pd)
 
 
 def naive(system: System, n_prfaas: float, n_pd: int, slo: Slo | None = None) -> Plan:
-    """All prefill remote, all PD instances decode."""
+    """All prefill remote, all PD instances decode. Raises Infeasible."""
+    _check_pd(n_pd)
     return Search(system, slo, [OFFLOAD_ALL]).plan_at(Counts(n_prfaas, 0, n_pd), OFFLOAD_ALL)
 
 
@@ -184,10 +199,14 @@ class Prices:
     def of(self, counts: Counts) -> float:
         return counts.prfaas * self.prfaas + (counts.pd_prefill + counts.pd_decode) * self.pd
 
+    def pd_instances_for(self, budget: float) -> int:
+        """How many PD instances a budget buys. They must cost something."""
+        return int(budget / self.pd * ROUNDING)
+
 
 def within_budget(search: Search, prices: Prices, budget: float, at_most: Counts) -> Plan:
     """The most traffic for a budget, of at most so many instances. Raises Infeasible."""
-    affordable = [b for b in _purchases(search, at_most) if prices.of(b.counts) <= budget * (1 + 1e-9)]
+    affordable = [b for b in _purchases(search, at_most) if prices.of(b.counts) <= budget * ROUNDING]
     if not any(b.lambda_max > 0 for b in affordable):
         raise Infeasible("budget", f"{budget:g} per hour does not buy a deployment that serves anything")
     best = max(affordable, key=lambda b: (b.lambda_max, -prices.of(b.counts)))
@@ -195,7 +214,9 @@ def within_budget(search: Search, prices: Prices, budget: float, at_most: Counts
 
 
 def cheapest_for(search: Search, prices: Prices, demand_per_s: float, at_most: Counts) -> Plan:
-    """The cheapest deployment that serves a demand, of at most so many instances. Raises Infeasible."""
+    """The cheapest deployment that serves a demand above 0, of at most so many instances. Raises Infeasible."""
+    if not demand_per_s > 0:
+        raise ValueError(f"a demand is requests per second, above 0, not {demand_per_s:g}")
     purchases = list(_purchases(search, at_most))
     enough = [b for b in purchases if b.lambda_max >= demand_per_s]
     if not enough:
@@ -206,8 +227,9 @@ def cheapest_for(search: Search, prices: Prices, demand_per_s: float, at_most: C
 
 
 def _purchases(search: Search, at_most: Counts) -> Iterator[Best]:
-    """Every purchase of at most so many PrfaaS and PD instances, each at its best threshold."""
+    """Every purchase of at most so many PrfaaS and PD instances, each at its best threshold. Raises Infeasible."""
     n_pd = int(at_most.pd_prefill + at_most.pd_decode)
+    _check_pd(n_pd)
     decode_each = throughput(search.system, Counts(0, 0, 1), OFFLOAD_NONE).theta_pd_decode
     for n_prfaas in range(int(at_most.prfaas) + 1):
         for n_p in range(n_pd):

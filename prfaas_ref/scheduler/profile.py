@@ -5,6 +5,7 @@ Knows nothing of queues or clusters. Paper section 3 calls these T_prefill(l), S
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import inf
 
@@ -26,9 +27,13 @@ class PrefillProfile:
         return self.base_s + tokens * (self.per_token_s + self.per_token2_s * (tokens + 2.0 * cached_tokens))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeasuredProfile:
-    """T_prefill(l) by straight lines through measured (tokens, seconds) points; the outer lines go on beyond them."""
+    """T_prefill(l) by straight lines through measured (tokens, seconds) points; the outer lines go on beyond them.
+
+    The fixed cost is where the first line meets 0 tokens, but at least one token's share of the first point: T_prefill
+    is convex, so the line through two long prompts may pass 0 seconds well above 0 tokens.
+    """
 
     points: tuple[tuple[float, float], ...]
 
@@ -39,11 +44,21 @@ class MeasuredProfile:
             if not (0 <= l0 < l1 and 0 < s0 <= s1):
                 raise ValueError(f"points must rise in tokens and not fall in seconds: {(l0, s0)} then {(l1, s1)}")
 
+    @cached_property
+    def _line(self) -> tuple[tuple[float, float], ...]:
+        """The points, from 0 tokens on."""
+        (l0, s0), (l1, s1) = self.points[:2]
+        if l0 == 0:
+            return self.points
+        base_s = max(s0 - l0 * (s1 - s0) / (l1 - l0), s0 / max(1.0, l0))
+        return (0.0, base_s), *self.points
+
     def _at(self, tokens: float) -> float:
-        last = len(self.points) - 2
-        i = next((i for i in range(last) if tokens < self.points[i + 1][0]), last)
-        (l0, s0), (l1, s1) = self.points[i], self.points[i + 1]
-        return max(0.0, s0 + (s1 - s0) * (tokens - l0) / (l1 - l0))
+        line = self._line
+        last = len(line) - 2
+        i = next((i for i in range(last) if tokens < line[i + 1][0]), last)
+        (l0, s0), (l1, s1) = line[i], line[i + 1]
+        return s0 + (s1 - s0) * (tokens - l0) / (l1 - l0)
 
     def seconds(self, tokens: float, cached_tokens: float = 0.0) -> float:
         """Seconds to prefill `tokens` behind `cached_tokens`: the difference of two prompts, plus the fixed cost."""

@@ -164,7 +164,7 @@ class Router:
         return self._place(request, fleet, choice)
 
     def release(self, request_id: str, stage: str) -> bool:
-        """Release one stage; a second call is a no-op that returns False."""
+        """Release one `stage`: "prefix", "prefill", "egress" or "decode". A second call does nothing, returns False."""
         return self.ledger.release(request_id, stage)
 
     def release_all(self, request_id: str) -> int:

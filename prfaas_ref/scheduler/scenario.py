@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prfaas_ref.errors import UserError
-from prfaas_ref.model.cache_shape import read_cache_shape
+from prfaas_ref.model.cache_shape import PUBLISHED, read_cache_shape
 from prfaas_ref.model.sizes import bytes_per_token, fixed_bytes
 from prfaas_ref.request import Request
 from prfaas_ref.scheduler.lengths import Lengths, LogNormalLengths, ObservedLengths
@@ -22,6 +22,8 @@ from prfaas_ref.scheduler.throughput import System
 from prfaas_ref.scheduler.traces import TraceFormat, read_trace
 from prfaas_ref.units import GIB, MIB, gbps
 
+MOST = 1e300  # a number above it is taken for infinite
+
 EXAMPLE = """\
 # A deployment for `prfaas plan` and `prfaas simulate`. The values are the case study of arXiv 2604.15039. The prefill
 # coefficients are ours: fitted to its table 5, and for [pd] calibrated on its table 6 (see `prfaas paper`).
@@ -30,11 +32,13 @@ EXAMPLE = """\
 bytes_per_token = 17280        # full-attention KV
 fixed_mib = 173.90625          # recurrent state, sent whole
 # config = "config.json"       # or: a Hugging Face config
-# name = "Kimi Linear"         # or: one of the paper's table 3
+# name = "Kimi Linear"         # or: a model of the paper's table 3, or as `prfaas kv` names it; the prefill seconds
+#                              # below must then be that model's too
 
 [prfaas]                       # the compute-dense cluster
-instances = 4
-prefill_coefficients = [0.3891235, 4.205504e-05, 9.936495e-11]   # seconds: base, per token, per token squared
+instances = 4                  # one instance = the GPUs that serve one copy of the model; in the paper 8
+# seconds for a prompt of n tokens on one idle instance: c0 + c1 n + c2 n^2
+prefill_coefficients = [0.3891235, 4.205504e-05, 9.936495e-11]
 # prefill_points = [[1000, 0.44], [8000, 0.72], [32000, 1.84]]  # or: measured (tokens, seconds)
 price_per_hour = 2.0           # of one instance, any currency
 
@@ -146,11 +150,15 @@ class _Table:
     def has(self, key: str) -> bool:
         return key in self.values
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number; required when there is no default."""
+    def number(self, key: str, default: float | None = None, least: float = 0.0, unlimited: bool = False) -> float:
+        """A number of `least` or more, finite or `unlimited`; required when there is no default."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UserError(f"{self.where} {key} must be a number, not {value!r}")
+        if not abs(value) <= MOST and not (unlimited and value == inf):
+            raise UserError(f"{self.where} {key} must be finite, not {value!r}")
+        if value < least:
+            raise UserError(f"{self.where} {key} must be {least:g} or more, not {value!r}")
         return float(value)
 
     def maybe(self, key: str) -> float | None:
@@ -165,11 +173,12 @@ class _Table:
             or not all(isinstance(x, int | float) for x in value)
         ):
             raise UserError(f"{self.where} {key} must be [{', '.join(names)}], not {value!r}")
+        self._check(key, value)
         return [float(x) for x in value]
 
     def count(self, key: str) -> int:
         value = self.number(key)
-        if value != int(value) or value < 0:
+        if value != int(value):
             raise UserError(f"{self.where} {key} must be a whole number, 0 or more, not {value:g}")
         return int(value)
 
@@ -187,11 +196,16 @@ class _Table:
             if not isinstance(row, list) or len(row) != len(kinds) or not all(map(isinstance, row, allowed)):
                 shape = ", ".join("number" if kind is float else "text" for kind in kinds)
                 raise UserError(f"{self.where} {key} must be a list of [{shape}], not {value!r}")
+            self._check(key, [x for x in row if not isinstance(x, str)])
         return tuple(tuple(map(lambda kind, x: kind(x), kinds, row)) for row in value)
 
     def check_all_used(self) -> None:
         if unused := sorted(set(self.values) - self.used):
             raise UserError(f"{self.where} has no key {unused[0]!r}; `prfaas plan --example` shows them")
+
+    def _check(self, key: str, numbers: list[float]) -> None:
+        if not all(0 <= x <= MOST for x in numbers):
+            raise UserError(f"{self.where} {key} must hold finite numbers of 0 or more, not {numbers!r}")
 
     def _get(self, key: str, default: Any) -> Any:
         self.used.add(key)
@@ -204,20 +218,25 @@ def _scenario(tables: Mapping[str, _Table], folder: Path) -> Scenario:
     prfaas, pd, link, workload = tables["prfaas"], tables["pd"], tables["link"], tables["workload"]
     lengths, output_tokens, requests = _workload(workload, folder)
     decode = DecodeProfile(
-        int(pd.number("decode_batch_max")), pd.number("decode_step_ms") / 1e3, pd.number("memory_gib", inf) * GIB
+        pd.count("decode_batch_max"),
+        pd.number("decode_step_ms") / 1e3,
+        pd.number("memory_gib", inf, unlimited=True) * GIB,
     )
     system = System(
         _profile(prfaas), _profile(pd), decode, _kv(tables["model"], folder), gbps(link.number("gbps")), lengths,
         output_tokens, link.number("rtt_ms", 0.0) / 1e3,
     )  # fmt: skip
     slo, search = tables["slo"], tables["search"]
+    demand_per_s = search.maybe("demand_per_s")
+    if demand_per_s == 0:
+        raise UserError(f"{search.where} demand_per_s must be above 0; leave it out to plan for the most traffic")
     return Scenario(
         system,
         prfaas.count("instances"),
         pd.count("instances"),
         Prices(prfaas.number("price_per_hour", 1.0), pd.number("price_per_hour", 1.0)),
         Slo(slo.maybe("mean_ttft_s"), slo.maybe("p90_ttft_s"), slo.maybe("decode_tokens_per_s")),
-        search.maybe("demand_per_s"),
+        demand_per_s,
         search.maybe("budget_per_hour"),
         requests,
         _simulation(tables["simulation"]),
@@ -233,13 +252,20 @@ def _profile(table: _Table) -> Profile:
 def _kv(table: _Table, folder: Path) -> KvSize:
     if table.has("name"):
         name = table.text("name")
-        if name not in MODEL_BYTES:
-            raise UserError(f"{table.where} name {name!r} is not known; known are {', '.join(MODEL_BYTES)}")
-        return MODEL_BYTES[name]
+        if name in MODEL_BYTES:
+            return MODEL_BYTES[name]
+        if name in PUBLISHED:
+            return _read_kv(name)
+        known = ", ".join((*MODEL_BYTES, *PUBLISHED))
+        raise UserError(f"{table.where} name {name!r} is not known; known are {known}")
     if table.has("config"):
-        shape = read_cache_shape(str(folder / table.text("config")))
-        return KvSize(bytes_per_token(shape, "bfloat16"), fixed_bytes(shape, "bfloat16"))
+        return _read_kv(str(folder / table.text("config")))
     return KvSize(table.number("bytes_per_token"), table.number("fixed_mib", 0.0) * MIB)
+
+
+def _read_kv(name_or_file: str) -> KvSize:
+    shape = read_cache_shape(name_or_file)
+    return KvSize(bytes_per_token(shape, "bfloat16"), fixed_bytes(shape, "bfloat16"))
 
 
 def _workload(table: _Table, folder: Path) -> tuple[Lengths, float, tuple[Request, ...]]:
@@ -251,7 +277,7 @@ def _workload(table: _Table, folder: Path) -> tuple[Lengths, float, tuple[Reques
         requests = tuple(read_trace(folder / table.text("trace"), trace_format))
         mean_output = sum(r.max_tokens for r in requests) / len(requests) if requests else 1.0
         return ObservedLengths(r.prompt_tokens for r in requests), table.number("output_tokens", mean_output), requests
-    lengths = LogNormalLengths(*(table.number(key) for key in ("mu", "sigma", "low", "high")))
+    lengths = LogNormalLengths(*(table.number(key, least=-MOST) for key in ("mu", "sigma", "low", "high")))
     return lengths, table.number("output_tokens"), ()
 
 

@@ -8,8 +8,9 @@ oscillating. A threshold driven by the triggers alone overloads PD prefill and c
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from math import inf
 
-from prfaas_ref.scheduler.planner import Search, Slo
+from prfaas_ref.scheduler.planner import Infeasible, Search, Slo, threshold_grid
 from prfaas_ref.scheduler.throughput import Counts, System
 
 
@@ -25,12 +26,23 @@ class PlannedThresholds:
         return self.tokens[max(0, bisect_right(self.bits_per_s, bits_per_s) - 1)]
 
 
-def plan_thresholds(system: System, counts: Counts, slo: Slo | None = None, points: int = 24) -> PlannedThresholds:
-    """Search t for `points` bandwidths down from the nominal one in steps of a quarter."""
+def plan_thresholds(
+    system: System, counts: Counts, slo: Slo | None = None, points: int = 24, step_tokens: int = 100
+) -> PlannedThresholds:
+    """Search t, in steps of `step_tokens`, for `points` bandwidths down from the nominal one in steps of a quarter."""
     rates = [system.link_bits_per_s * 0.75**i for i in reversed(range(points))]
-    search = Search(system, slo)
-    found = (search.with_link(rate).best_threshold(counts).threshold_tokens for rate in rates)
+    search = Search(system, grid=threshold_grid(system.lengths, step_tokens))
+    found = (best_within(search.with_link(rate), counts, slo or Slo()) for rate in rates)
     return PlannedThresholds(tuple(rates), tuple(found))
+
+
+def best_within(search: Search, counts: Counts, slo: Slo) -> float:
+    """The best t of a system that runs as it is: within the SLO, or regardless of it where no threshold keeps it."""
+    try:
+        kept = search.within(slo)
+    except Infeasible:
+        kept = search
+    return kept.best_threshold(counts).threshold_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,7 @@ class ThresholdState:
     """The threshold in force, and enough of its past to damp it."""
 
     tokens: float
-    changed_s: float = float("-inf")
+    changed_s: float = -inf
     direction: int = 0
     reversals: int = 0
 
@@ -73,12 +85,13 @@ def adjust(
     if now_s - state.changed_s < tuning.dwell_s:
         return state
     centre = planned.at(seen.bits_per_s)
-    if centre in (0.0, float("inf")):
+    if centre in (0.0, inf):
         wanted = centre
     else:
         low, high = centre * (1 - tuning.clamp), centre * (1 + tuning.clamp)
         wanted = min(max(_triggered(state.tokens, centre, seen, tuning), low), high)
-    if wanted == state.tokens or abs(wanted - state.tokens) <= tuning.dead_band * state.tokens:
+    near = state.tokens < inf and abs(wanted - state.tokens) <= tuning.dead_band * state.tokens
+    if near or wanted == state.tokens:
         return state
     direction = 1 if wanted > state.tokens else -1
     return ThresholdState(wanted, now_s, direction, state.reversals + (direction == -state.direction))

@@ -1,6 +1,7 @@
-"""The paper's throughput model: equations 1 to 8 of section 3.2, each a line of code under its formula.
+"""The paper's throughput model: equations 1 to 6 of section 3.2, each a line of code under its formula.
 
 Knows nothing of queueing: every stage is a rate, and the slowest stage for its share of the traffic sets the whole.
+Equations 7 and 8, the search, are planner.py.
 
     N_prfaas, N_p, N_d    instances that prefill remotely, prefill locally, decode
     B_out                 egress of the PrfaaS cluster, bit/s
@@ -84,11 +85,11 @@ def throughput(system: System, counts: Counts, t: float) -> Throughput:
     split = system.lengths.split(t)
     p, l_long, l_short = split
     # (3) Theta_prfaas = min(N_prfaas / T(l_long), B_out / S(l_long))
-    compute = counts.prfaas / system.prfaas_prefill.seconds(l_long)
+    compute = _prefill_rate(counts.prfaas, system.prfaas_prefill.seconds(l_long))
     link = _link_rate(system, l_long)
     theta_prfaas = min(compute, link)
     # (4) Theta_pd_p = N_p / T(l_short)
-    theta_pd_prefill = counts.pd_prefill / system.pd_prefill.seconds(l_short)
+    theta_pd_prefill = _prefill_rate(counts.pd_prefill, system.pd_prefill.seconds(l_short))
     # (5) Theta_pd_d = N_d * BS_max / (T_decode * L_out)
     theta_pd_decode = counts.pd_decode * system.decode_batch / (system.decode.step_s * system.output_tokens)
     # (6) Lambda_max = min(Theta_prfaas / p, Theta_pd_p / (1 - p), Theta_pd_d)
@@ -100,6 +101,13 @@ def throughput(system: System, counts: Counts, t: float) -> Throughput:
     }
     binding = min(bounds, key=lambda term: bounds[term])
     return Throughput(theta_prfaas, theta_pd_prefill, theta_pd_decode, bounds[binding], binding, p, l_long, l_short)
+
+
+def _prefill_rate(instances: float, seconds: float) -> float:
+    """Requests/s that instances prefill; infinite when a prompt takes no time, as those of an empty trace may."""
+    if seconds > 0:
+        return instances / seconds
+    return inf if instances else 0.0
 
 
 def _link_rate(system: System, l_long: float) -> float:

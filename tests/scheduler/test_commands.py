@@ -109,6 +109,40 @@ def test_simulate_a_trace_into_files(capsys, tmp_path):
     assert "simulated" in run(capsys, "simulate", *words)
 
 
+def test_a_replay_needs_the_ids_of_every_row(capsys, tmp_path):
+    trace = tmp_path / "t.jsonl"
+    row = {"timestamp": 0, "input_length": 1500, "output_length": 5}
+    trace.write_text("\n".join(map(json.dumps, [row | {"hash_ids": [1, 2, 3]}, row, row | {"hash_ids": []}])))
+    with pytest.raises(UserError, match="have no hash_ids"):
+        run(capsys, "cache_replay", trace)
+
+
+def test_plans_are_json_whatever_is_infinite(capsys, tmp_path):
+    """An empty trace, and prefill without a fixed cost."""
+    (tmp_path / "t.jsonl").write_text("")
+    drawn = EXAMPLE[EXAMPLE.index("mu = 9.90") : EXAMPLE.index("output_tokens")]
+    text = EXAMPLE.replace(drawn, 'trace = "t.jsonl"\ntrace_format = "mooncake"\n')
+    path = tmp_path / "s.toml"
+    path.write_text(text.replace("[0.4692206,", "[0.0,").replace("[0.3891235,", "[0.0,"))
+    found = run(capsys, "plan", path, "--json")
+    assert json.loads(found)["theta_pd_prefill"] is None
+    assert "Infinity" not in found
+
+
+def test_equal_prices_buy_as_many_instances(capsys, tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(EXAMPLE.replace("price_per_hour = 2.0", "price_per_hour = 0.7").replace("hour = 1.0", "hour = 0.7"))
+    rival = json.loads(run(capsys, "plan", path, "--json"))["compared_with"]["homogeneous, equal cost"]
+    assert rival["n_pd_prefill"] + rival["n_pd_decode"] == 12
+
+
+def test_a_naive_deployment_needs_something_to_decode(capsys, tmp_path):
+    path = tmp_path / "s.toml"
+    path.write_text(EXAMPLE.replace("instances = 8", "instances = 0"))
+    with pytest.raises(Infeasible, match="to decode"):
+        run(capsys, "simulate", path, "--deployment", "naive")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

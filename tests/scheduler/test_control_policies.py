@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas_ref.scheduler.admission import Admission
+from prfaas_ref.scheduler.lengths import ObservedLengths
 from prfaas_ref.scheduler.paper import case_study
+from prfaas_ref.scheduler.planner import Slo, threshold_grid
+from prfaas_ref.scheduler.profile import DecodeProfile, KvSize, PrefillProfile
 from prfaas_ref.scheduler.reallocator import Loads, Rules, State, Window, moved, observe
 from prfaas_ref.scheduler.retry import RetryBudget
 from prfaas_ref.scheduler.threshold import (
@@ -20,7 +23,7 @@ from prfaas_ref.scheduler.threshold import (
     adjust,
     plan_thresholds,
 )
-from prfaas_ref.scheduler.throughput import Counts
+from prfaas_ref.scheduler.throughput import Counts, System, TtftModel, throughput
 
 
 def test_admission_names_the_bound():
@@ -54,6 +57,30 @@ def test_a_narrower_link_plans_a_higher_threshold():
     assert planned.tokens[-1] == 19_400
     assert list(planned.tokens) == sorted(planned.tokens, reverse=True)
     assert planned.tokens[0] > 30_000
+
+
+# Remote prefill is four times as fast; 1 MB and 1 kB a token take a while on a slow link.
+SMALL = System(
+    PrefillProfile(0.1, 1e-3), PrefillProfile(0.2, 4e-3), DecodeProfile(64, 0.01), KvSize(1000, 1e6), 1e8,
+    ObservedLengths([500, 900, 1500, 2500, 4000]), output_tokens=10,
+)  # fmt: skip
+
+
+@given(st.floats(0.05, 1.0))
+@settings(max_examples=6, deadline=None, derandomize=True)
+def test_planned_thresholds_keep_an_slo_wherever_one_can_be_kept(share):
+    """Where the link is too slow for every threshold, t is the best one without the SLO. Against a plain loop."""
+    grid, counts = threshold_grid(SMALL.lengths, 500), Counts(2, 2, 4)
+    models = TtftModel(SMALL, 101)
+    fastest, slowest = (end(models.at(t).mean_s for t in grid) for end in (min, max))
+    bound_s = fastest + share * (slowest - fastest)
+    planned = plan_thresholds(SMALL, counts, Slo(mean_ttft_s=bound_s * 1.001), points=12, step_tokens=500)
+    for bits_per_s, tokens in zip(planned.bits_per_s, planned.tokens, strict=True):
+        system = replace(SMALL, link_bits_per_s=bits_per_s)
+        kept = [t for t in grid if TtftModel(system).at(t).mean_s <= bound_s * 1.001]
+        best = max(throughput(system, counts, t).lambda_max for t in kept or grid)
+        assert tokens in (kept or grid)
+        assert throughput(system, counts, tokens).lambda_max == pytest.approx(best)
 
 
 def test_calm_keeps_the_centre_and_pressure_moves_one_step_within_the_clamp():
@@ -101,6 +128,18 @@ def test_the_threshold_never_leaves_the_clamp_and_never_moves_twice_in_a_dwell(s
 def test_a_plan_that_offloads_all_or_nothing_is_followed():
     nothing = PlannedThresholds((1e9,), (inf,))
     assert adjust(ThresholdState(20_000), CALM, nothing, TUNING, 0.0).tokens == inf
+
+
+TOKENS = st.one_of(st.sampled_from([0.0, inf]), st.floats(100, 200_000))
+
+
+@given(start=TOKENS, centre=TOKENS)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_from_anywhere_calm_leads_to_the_centre(start, centre):
+    planned, state = PlannedThresholds((1e9,), (centre,)), ThresholdState(start)
+    for period in range(20):
+        state = adjust(state, CALM, planned, TUNING, period * TUNING.dwell_s)
+    assert state.tokens == centre or abs(state.tokens - centre) <= TUNING.dead_band * state.tokens < inf
 
 
 RULES = Rules(windows=2, dwell_s=100.0)

@@ -1,4 +1,4 @@
-from math import inf
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -47,6 +47,20 @@ def test_a_trace_is_split_as_a_plain_count_says(lengths, t):
     assert split.l_short == pytest.approx(sum(short) / len(short) if short else min(lengths))
 
 
+@given(st.floats(-5, 25), st.floats(0.01, 6), st.floats(1, 1e5), st.floats(1.5, 1e4), st.floats(0, 1e9))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_law_is_refused_or_its_lengths_lie_within_its_bounds(mu, sigma, low, ratio, t):
+    try:
+        law = LogNormalLengths(mu, sigma, low, low * ratio)
+    except ValueError:
+        return
+    split = law.split(t)
+    assert 0 <= split.p_long <= 1
+    assert low * 0.999 <= law.mean <= low * ratio * 1.001
+    assert np.isfinite(split).all()
+    assert low * 0.999 <= law.quantiles(9).min() <= law.quantiles(9).max() <= low * ratio * 1.001
+
+
 def test_an_empty_trace_is_finite():
     empty = ObservedLengths([])
     assert (empty.mean, empty.low, empty.high) == (0, 0, 0)
@@ -54,7 +68,23 @@ def test_an_empty_trace_is_finite():
     assert empty.quantiles(3).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("args", [(9, 0, 1, 2), (9, 1, 0, 2), (9, 1, 5, 5)])
+@pytest.mark.parametrize(
+    "args",
+    [
+        (9, 0, 1, 2),
+        (9, 1, 0, 2),
+        (9, 1, 5, 5),
+        (9900, 1, 128, 131072),  # tokens where their logarithm was asked
+        (-9900, 1, 128, 131072),
+        (4, 0.3, 1024, 131072),  # all of it lies below
+        (12, 0.3, 128, 1024),  # and above
+        (20, 4, 1, 128),  # so far above that the mean has no digits left
+        (9.9, 40, 128, 131072),
+        (9.9, 1, 128, inf),
+        (nan, 1, 128, 131072),
+        (9.9, nan, 128, 131072),
+    ],
+)
 def test_a_law_that_is_none(args):
     with pytest.raises(ValueError, match="log-normal"):
         LogNormalLengths(*args)

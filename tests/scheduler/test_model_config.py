@@ -29,3 +29,12 @@ def test_a_config_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 4, "model_type": "llama"}')
     with pytest.raises(UserError, match="without"):
         parse_scenario(with_config(tmp_path / "config.json"), Path())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_may_be_named_as_prfaas_kv_names_it(name: str) -> None:
+    named = with_config(Path()).replace('config = "."', f'name = "{name}"')
+    assert (
+        parse_scenario(named, Path()).system.kv
+        == parse_scenario(with_config(FOLDER / f"{name}.json"), Path()).system.kv
+    )

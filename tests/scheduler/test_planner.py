@@ -112,6 +112,35 @@ def test_a_plan_is_feasible_or_the_constraint_is_named():
     assert named == ["demand", "decode slo", "memory", "ttft slo", "instances"]
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda system: Search(system).best(4, 0),
+        lambda system: naive(system, 4, 0),
+        lambda system: homogeneous(system, 0),
+        lambda system: cheapest_for(Search(system), Prices(2, 1), 3.0, Counts(4, 0, 0)),
+        lambda system: within_budget(Search(system), Prices(2, 1), 100.0, Counts(4, 0, 0)),
+    ],
+)
+def test_nothing_decodes_without_a_pd_instance(plan):
+    with pytest.raises(Infeasible, match="at least one instance to decode"):
+        plan(case_study())
+
+
+@pytest.mark.parametrize("demand_per_s", [0.0, -1.0, float("nan")])
+def test_a_demand_for_nothing_is_refused(demand_per_s):
+    with pytest.raises(ValueError, match="above 0"):
+        cheapest_for(Search(case_study()), Prices(2, 1), demand_per_s, Counts(4, 0, 8))
+
+
+@given(st.integers(1, 10_000), st.integers(0, 20), st.integers(0, 40), st.integers(1, 40))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_cost_in_whole_instances_buys_them_all(cents, ratio, n_prfaas, n_pd):
+    prices = Prices(ratio * (cents / 100), cents / 100)
+    assert prices.pd_instances_for(prices.of(Counts(n_prfaas, 0, n_pd))) == ratio * n_prfaas + n_pd
+    assert prices.pd_instances_for(0.99 * cents / 100) == 0
+
+
 def test_a_ttft_bound_moves_the_threshold_and_is_kept():
     free = Search(case_study()).best(4, 8)
     bound = Search(case_study(), Slo(mean_ttft_s=2.0)).best(4, 8)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -201,3 +203,9 @@ def test_admission_counts_the_queue_and_the_link_and_charges_nothing():
     workers[0].load.work_us = 3 * 10**6
     assert isinstance(router.route(request(10_000, "c"), muster(workers, LinkView(1e9))), Refusal)
     assert router.release_all("b") == router.release_all("c") == 0
+
+
+def test_the_router_in_the_document_runs_as_pasted(capsys):
+    text = (Path(__file__).parents[2] / "docs" / "scheduler.md").read_text()
+    exec(text.split("```python")[1].split("```")[0], {})
+    assert capsys.readouterr().out == "prfaas-0: uncached > t\n"

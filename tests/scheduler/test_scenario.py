@@ -1,6 +1,9 @@
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prfaas_ref.errors import UserError
 from prfaas_ref.scheduler.paper import case_study
@@ -47,6 +50,55 @@ def test_the_example_is_the_case_study():
 def test_a_mistake_is_named(old, new, message):
     with pytest.raises(UserError, match=message):
         parse_scenario(changed(old, new), Path())
+
+
+NUMBERS = [
+    line.split("=")[0].strip(" #") for line in EXAMPLE.splitlines() if re.match(r"^(# )?\w+ = -?[\d.]+ *(#|$)", line)
+]
+
+
+def with_number(key, value):
+    """The example with the first `key` set, commented out or not."""
+    text, n = re.subn(rf"^(# )?{key} = \S+", f"{key} = {value}", EXAMPLE, count=1, flags=re.M)
+    assert n == 1
+    return text
+
+
+@pytest.mark.parametrize("key", sorted(set(NUMBERS)))
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", str(10**400)])
+def test_no_number_is_infinite_and_few_are_negative(key, value):
+    """Every number of the example, but mu, which is a logarithm, and memory, which may be unlimited."""
+    if (key, value) in (("mu", "-1"), ("memory_gib", "inf")):
+        return
+    with pytest.raises(UserError, match=f"{key} must be|log-normal"):
+        parse_scenario(with_number(key, value), Path())
+
+
+BAD = st.sampled_from(["nan", "inf", "-inf", "-1", "-0.5"])
+
+
+@given(st.sampled_from(["link_changes", "failures", "prefill_points", "prefill_coefficients"]), st.booleans(), BAD)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_no_row_holds_what_is_not_finite_or_below_zero(key, first, bad):
+    one, two = (bad, "5") if first else ("5", bad)
+    if key == "prefill_coefficients":
+        text = changed("[0.3891235, 4.205504e-05, 9.936495e-11]", f"[{one}, {two}, 1]")
+    elif key == "prefill_points":
+        text = changed("prefill_coefficients = [0.3891235", f"prefill_points = [[{one}, {two}], [9, 9]]  # [0")
+    else:
+        worker = '"prfaas-0", ' if key == "failures" else ""
+        text = changed(f"{key} = []", f"{key} = [[{one}, {worker}{two}]]")
+    with pytest.raises(UserError, match=key):
+        parse_scenario(text, Path())
+
+
+def test_a_demand_is_above_zero():
+    with pytest.raises(UserError, match="demand_per_s must be above 0"):
+        parse_scenario(changed("# demand_per_s = 3.0", "demand_per_s = 0"), Path())
+
+
+def test_unlimited_memory_may_be_said():
+    assert parse_scenario(with_number("memory_gib", "inf"), Path()).system.decode_batch == 20
 
 
 def test_points_traces_and_models_by_name(tmp_path):

@@ -62,6 +62,15 @@ def test_limits_are_finite(t, counts, lengths):
     assert isfinite(found.theta_pd_prefill)
 
 
+@pytest.mark.parametrize("counts", [Counts(1, 1, 1), Counts(0, 1, 1), Counts(1, 0, 1)])
+def test_prompts_that_take_no_time_bind_nothing(counts):
+    """An empty trace, and profiles without a fixed cost."""
+    for t in (0.0, 500.0, inf):
+        found = throughput(replace(SYSTEM, lengths=ObservedLengths([])), counts, t)
+        bound = 10 / (0.02 * 100) if counts.pd_prefill else 0.0
+        assert (found.lambda_max, found.p_long) == (pytest.approx(bound), 0.0)
+
+
 def test_memory_bounds_the_decode_batch():
     context = 1000 * (2600 + 100) + 1e6
     half = replace(SYSTEM, decode=DecodeProfile(10, 0.02, memory_bytes=4.5 * context))

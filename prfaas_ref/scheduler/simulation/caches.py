@@ -14,13 +14,12 @@ from prfaas_ref.cache.index import HybridCacheIndex, OutOfBlocks
 from prfaas_ref.cache.keys import Namespace
 from prfaas_ref.request import Request
 from prfaas_ref.scheduler.profile import KvSize
-from prfaas_ref.scheduler.traces import HASH_BLOCK_TOKENS
+from prfaas_ref.scheduler.traces import HASH_BLOCK_TOKENS, ID_LIMIT
 
 if TYPE_CHECKING:
     from prfaas_ref.cache.allocation import Allocation
 
 _NAMESPACE = Namespace("simulated", block_size=1)
-_PRIVATE_IDS = 2**31  # ids that no trace uses name runs of tokens that nobody shares
 
 
 class Match(NamedTuple):
@@ -46,7 +45,7 @@ class ClusterCache:
         blocks = int(capacity_bytes / node_bytes)
         self.index = HybridCacheIndex(blocks, 1, ceil(kv.fixed_bytes / node_bytes)) if blocks else None
         self.prompt_tokens = self.hit_tokens = 0
-        self._private: Iterator[int] = count(_PRIVATE_IDS)
+        self._private: Iterator[int] = count(ID_LIMIT)  # ids that no trace uses: runs of tokens that nobody shares
 
     def match(self, request: Request) -> Match:
         """What the cache holds of a prompt now; nothing is held or counted."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from prfaas_ref.scheduler.admission import Admission
+from prfaas_ref.scheduler.planner import Slo
 from prfaas_ref.scheduler.reallocator import Rules
 from prfaas_ref.scheduler.retry import RetryBudget
 from prfaas_ref.scheduler.router import CacheRule, Policy
@@ -37,7 +38,10 @@ class Control:
 
 @dataclass(frozen=True)
 class Failure:
-    """A worker is lost at `at_s` with all it holds, and comes back empty after `down_s`."""
+    """A worker is lost at `at_s` with the requests it holds, and comes back idle after `down_s`.
+
+    Its cluster's prefix cache survives: it belongs to the cluster, not to the worker.
+    """
 
     at_s: float
     worker_id: str
@@ -51,6 +55,7 @@ class SimulationConfig:
     system: System
     counts: Counts
     policy: Policy
+    slo: Slo = field(default_factory=Slo)  # kept whenever t is searched anew, where a threshold keeps it
     admission: Admission | None = None
     retries: RetryBudget = field(default_factory=RetryBudget)
     deadline_s: float = 3600.0  # for the hand-over, from arrival or from the loss of a worker; not the paper's

@@ -8,6 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -24,13 +25,22 @@ from prfaas_ref.scheduler.simulation.events import WORLD, EventQueue
 from prfaas_ref.scheduler.simulation.log import EventLog
 from prfaas_ref.scheduler.simulation.roster import Roster
 from prfaas_ref.scheduler.simulation.transfers import Transfers
-from prfaas_ref.scheduler.threshold import PlannedThresholds, Signals, ThresholdState, adjust, plan_thresholds, smoothed
+from prfaas_ref.scheduler.threshold import (
+    PlannedThresholds,
+    Signals,
+    ThresholdState,
+    adjust,
+    best_within,
+    plan_thresholds,
+    smoothed,
+)
 from prfaas_ref.scheduler.throughput import Counts, System
 
 EXPIRY_PERIOD_S = 10.0
 LONGEST_S = 3600.0  # a link that is down looks like an hour of queue
 GRID_TOKENS = 400  # step of the thresholds tried in a running system
 RECENT = 2000  # uncached lengths remembered for searching the threshold anew
+ENOUGH = 100  # of them, before a window searches
 
 
 class Served(Protocol):
@@ -85,7 +95,7 @@ class ControlLoop:
 
     def start(self) -> None:
         if self.settings.tuning is not None:
-            self._set_planned(self.config.system, self.config.counts)
+            self._set_planned(plan_thresholds(self.config.system, self.config.counts, self.config.slo))
         self.events.at(self.settings.period_s, WORLD, self._tick)
 
     def charge(self, decision: Decision, request: Request) -> None:
@@ -166,10 +176,10 @@ class ControlLoop:
             self.log.add("threshold", self.events.now_s, int(min(state.tokens, 1e18)))
             self.router.policy = Threshold(state.tokens, self.settings.cache_rule)
 
-    def _set_planned(self, system: System, counts: Counts) -> None:
-        """Search t*(B) anew and start from its centre."""
-        self._planned = plan_thresholds(system, counts)
-        tokens = self._planned.at(self._bits_per_s)
+    def _set_planned(self, planned: PlannedThresholds) -> None:
+        """Follow t*(B) from now on, and start from its centre."""
+        self._planned = planned
+        tokens = planned.at(self._bits_per_s)
         reversals = self.threshold.reversals if self.threshold else 0
         self._use(ThresholdState(tokens, self.events.now_s, reversals=reversals))
 
@@ -190,7 +200,7 @@ class ControlLoop:
                 return None
             return reallocator.Loads(placed / window_s / bound, decode_work_s / (n_d * window_s))
 
-        if self.settings.replan and isinstance(self.router.policy, Threshold):
+        if self.settings.replan and len(self._recent) >= ENOUGH and isinstance(self.router.policy, Threshold):
             self._replan()
         seen = reallocator.Window(
             loads(n_prefill, n_decode), loads(n_prefill + 1, n_decode - 1), loads(n_prefill - 1, n_decode + 1)
@@ -227,16 +237,20 @@ class ControlLoop:
     def _replan(self) -> None:
         """Search t anew for the lengths seen lately and the workers at hand."""
         if self.settings.tuning is not None:
-            self._set_planned(self._recent_system(), self._counts())
+            slo, system = self.config.slo, self._recent_system()
+            self._set_planned(plan_thresholds(system, self._counts(), slo, step_tokens=GRID_TOKENS))
             return
         system = replace(self._recent_system(), link_bits_per_s=max(self.roster.egress.bits_per_s, 1.0))
         search = Search(system, grid=threshold_grid(system.lengths, GRID_TOKENS))
-        tokens = search.best_threshold(self._counts()).threshold_tokens
+        tokens = best_within(search, self._counts(), self.config.slo)
         self.log.add("threshold", self.events.now_s, int(min(tokens, 1e18)))
         self.router.policy = Threshold(tokens, self.settings.cache_rule)
 
     def _recent_system(self) -> System:
-        return replace(self.config.system, lengths=ObservedLengths(self._recent))
+        """The system under the prefill lengths seen lately, which say nothing of contexts and so of decode memory."""
+        system = self.config.system
+        decode = replace(system.decode, memory_bytes=inf)
+        return replace(system, lengths=ObservedLengths(self._recent), decode=decode)
 
     def _counts(self) -> Counts:
         """The workers that are active now."""

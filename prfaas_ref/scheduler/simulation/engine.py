@@ -28,7 +28,11 @@ from prfaas_ref.scheduler.simulation.transfers import Transfers
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: what became of the requests, and what the parts remember."""
+    """A finished run: what became of the requests, and what the parts remember.
+
+    `end_s` is when the last request ended, whatever the world did after it; or when the run was cut off with requests
+    in flight.
+    """
 
     outcomes: Outcomes
     control: ControlLoop
@@ -52,7 +56,7 @@ class _Engine:
         costs = Costs(
             {"prfaas": system.prfaas_prefill, "pd": system.pd_prefill},
             system.kv,
-            system.decode.step_s / system.decode.batch_max,
+            system.decode.step_s / max(1, system.decode_batch),
         )
         self.router = Router(config.policy, costs, admission=config.admission)
         account = self.router.ledger.account
@@ -89,9 +93,8 @@ class _Engine:
         outcomes, in_flight = self.in_flight.outcomes, len(self.in_flight)
         outcomes.check_conservation(in_flight)
         self.router.ledger.check_invariants()
-        return Result(
-            outcomes, self.control, self.caches, self.log, self.events.processed, in_flight, self.events.now_s
-        )
+        end_s = self.config.until_s if in_flight else max(outcomes.finish_s, default=0.0)
+        return Result(outcomes, self.control, self.caches, self.log, self.events.processed, in_flight, end_s)
 
     def _next_arrival(self) -> None:
         request = next(self.requests, None)
@@ -137,8 +140,6 @@ class _Engine:
     def _look_up(self, request: Request) -> None:
         """Ask both clusters' caches, as the global KVCache manager does, and tell the views."""
         fleet = self.roster.fleet
-        if not request.hash_ids:
-            return
         for cluster, cache in self.caches.items():
             found = cache.match(request)
             for worker in fleet.prefill[cluster]:

@@ -6,9 +6,9 @@ residual bits of every flow are brought up to date and rates are shared anew, so
 running flows. Section 3.3 of the paper.
 """
 
-from math import inf
+from math import inf, ulp
 
-EPSILON_BITS = 64.0  # what rounding of a finish time can leave over; counted as delivered
+EPSILON_BITS = 64.0  # what rounding of sums of bits can leave over; counted as delivered
 
 
 class Flow:
@@ -60,11 +60,13 @@ class FluidLink:
         self._share()
 
     def take_finished(self, now_s: float) -> list[Flow]:
-        """Remove and return the flows that have no bits left."""
+        """Remove and return the flows that have no bits left: at least one at `next_finish_s`."""
         self.advance(now_s)
-        finished = [flow for flow in self.flows if flow.remaining_bits <= EPSILON_BITS]
+        finished = [flow for flow in self.flows if flow.remaining_bits <= _rounding_bits(flow, now_s)]
         if finished:
-            self.flows = [flow for flow in self.flows if flow.remaining_bits > EPSILON_BITS]
+            for flow in finished:
+                self._deliver(flow, flow.remaining_bits)
+            self.flows = [flow for flow in self.flows if flow not in finished]
             self._share()
         return finished
 
@@ -85,12 +87,14 @@ class FluidLink:
         passed_s = now_s - self.updated_s
         if passed_s > 0.0:
             for flow in self.flows:
-                sent = min(flow.remaining_bits, flow.rate_bits_per_s * passed_s)
-                flow.remaining_bits -= sent
-                if flow.remaining_bits <= EPSILON_BITS:  # rounding, not bytes
-                    sent, flow.remaining_bits = sent + flow.remaining_bits, 0.0
-                self.delivered_bits += sent
+                sent = flow.rate_bits_per_s * passed_s
+                whole = flow.remaining_bits - sent <= _rounding_bits(flow, now_s)
+                self._deliver(flow, flow.remaining_bits if whole else sent)
             self.updated_s = now_s
+
+    def _deliver(self, flow: Flow, bits: float) -> None:
+        flow.remaining_bits -= bits
+        self.delivered_bits += bits
 
     def _share(self) -> None:
         """Max-min fair rates: a flow whose cap is below its fair share takes the cap, the others share what is left."""
@@ -104,6 +108,11 @@ class FluidLink:
             rate = flow.rate_bits_per_s = flow.cap_bits_per_s if flow.cap_bits_per_s < fair else fair
             left -= rate
             n -= 1
+
+
+def _rounding_bits(flow: Flow, now_s: float) -> float:
+    """What rounding can leave of a flow at its finish time: a clock that has run for long takes coarse steps."""
+    return max(EPSILON_BITS, 2.0 * flow.rate_bits_per_s * ulp(now_s))
 
 
 def _cap(flow: Flow) -> float:

@@ -1,7 +1,8 @@
 """The figures of a run, under the names that vLLM's benchmarks use where it has one.
 
 Knows nothing of how the run was made. Percentiles are over completed requests that arrived after the warm-up; goodput
-counts those that met the TTFT bound, against every request that ended, refused ones included.
+counts those that met the TTFT bound, against every request that ended, refused ones included. Rates are over the time
+from the warm-up to the last end. An answer of one token has no time per output token, as in vLLM.
 """
 
 from typing import Any
@@ -44,7 +45,8 @@ def _latencies(result: Result, slo_ttft_s: float, warmup_s: float) -> dict[str, 
     good = completed & (ttft <= slo_ttft_s)
     span_s = max(result.end_s - warmup_s, 1e-9)
     ttft_ms, e2e_ms = 1e3 * ttft[completed], 1e3 * (finish - arrival)[completed]
-    tpot_ms = ((e2e_ms - ttft_ms) / np.maximum(output[completed] - 1, 1)) if len(e2e_ms) else e2e_ms
+    steps = output[completed] - 1
+    tpot_ms = (e2e_ms - ttft_ms)[steps > 0] / steps[steps > 0]
     offloaded = np.asarray(done.route)[completed] == PRFAAS
     return {
         "mean_ttft_ms": _mean(ttft_ms),

@@ -1,7 +1,8 @@
 """From a scenario and a few words to a simulation: which deployment, which policy, which requests.
 
 Knows nothing of files beyond the scenario. A deployment is planned first, so that its split and its threshold are the
-planner's, and the arrival rate is a share of what the plan can carry.
+planner's, and the arrival rate is a share of what the plan can carry. A plan knows whole lengths only; where a trace's
+hash ids tell what is cached, the paper's policy searches t anew on the uncached lengths that it sees.
 """
 
 from collections.abc import Iterator
@@ -88,9 +89,12 @@ def configure(
         scenario.system,
         plan.counts,
         make_policy(chosen, plan.threshold_tokens, cache_rule),
+        scenario.slo,
         cache_bytes=options.cache_gib * GIB,
         node_tokens=HASH_BLOCK_TOKENS if hashed else max(1, int(scenario.system.lengths.mean)),
-        control=Control(tuning=Tuning() if chosen == "paper" else None, cache_rule=cache_rule),
+        control=Control(
+            tuning=Tuning() if chosen == "paper" else None, cache_rule=cache_rule, replan=chosen == "paper" and hashed
+        ),
         link_changes=tuple((at_s, gbps(rate)) for at_s, rate in options.link_changes),
         failures=tuple(Failure(*failure) for failure in options.failures),
         seed=seed,

@@ -1,7 +1,7 @@
 """Transfers between the clusters in the simulator: flows on two fluid links, and the events that end them.
 
-Knows nothing of prefill or decode. A flow that ends is applied at the receiver half a round trip later; only then is
-the attempt handed on.
+Knows nothing of decode, and of prefill only whether it runs. A flow that ends is applied at the receiver half a round
+trip later; then the attempt is handed on, but a hand-off not before its prompt is computed.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,10 @@ class Transfers:
         self._expect(self.egress)
 
     def all_computed(self, attempt: Attempt) -> None:
-        """The last layer exists."""
-        if attempt.flow is not None and attempt.flow.remaining_bits > 0.0:
+        """The last layer exists. A hand-off of next to no bytes is through before it, and is applied now."""
+        if attempt.flow is None:
+            self.events.at(self.events.now_s + self.one_way_s, ENDING, self._apply, (attempt, False))
+        elif attempt.flow in self.egress.flows:
             self.egress.lift_cap(self.events.now_s, attempt.flow)
             self._expect(self.egress)
 
@@ -74,4 +76,7 @@ class Transfers:
         attempt, is_prefix = arrived
         if attempt.alive:
             attempt.flow = None
-            (self.on_prefix if is_prefix else self.on_applied)(attempt)
+            if is_prefix:
+                self.on_prefix(attempt)
+            elif attempt.number not in attempt.prefill.running:
+                self.on_applied(attempt)

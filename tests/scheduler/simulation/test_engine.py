@@ -1,5 +1,6 @@
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,14 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prfaas_ref.scheduler.admission import Admission
+from prfaas_ref.scheduler.lengths import ObservedLengths
 from prfaas_ref.scheduler.paper import case_study
+from prfaas_ref.scheduler.profile import DecodeProfile, KvSize
 from prfaas_ref.scheduler.reallocator import Rules
 from prfaas_ref.scheduler.retry import RetryBudget
 from prfaas_ref.scheduler.router import Cheapest, Fixed, Threshold
+from prfaas_ref.scheduler.scenario import EXAMPLE, parse_scenario
 from prfaas_ref.scheduler.simulation import Control, Failure, simulate
 from prfaas_ref.scheduler.simulation.metrics import summarise
+from prfaas_ref.scheduler.simulation.setup import configure, with_trace
 from prfaas_ref.scheduler.simulation.workload import drawn
-from prfaas_ref.scheduler.threshold import Tuning
+from prfaas_ref.scheduler.threshold import Tuning, plan_thresholds
 from tests.scheduler.simulation.deployments import SYSTEM, config, request, rows
 
 
@@ -216,3 +221,125 @@ def test_the_paper_policy_follows_the_bandwidth():
     thresholds = np.array(result.control.samples.threshold)
     assert 13_000 < np.median(thresholds[100:300]) < 26_000
     assert np.median(thresholds[400:]) > 28_000
+
+
+@given(st.lists(st.tuples(st.integers(1, 4000), st.booleans()), min_size=1, max_size=12))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_a_request_without_ids_is_not_credited_with_what_others_have_cached(told):
+    many = [
+        request(i, 50.0 * i, tokens, 5, tuple(range(ceil(tokens / 512))) if hashed else ())
+        for i, (tokens, hashed) in enumerate(told)
+    ]
+    found = rows(simulate(config((1, 1, 1), Threshold(1500), cache_bytes=1e9), many))
+    for one in [one for one in many if not one.hash_ids]:
+        row, remote = found[one.request_id], one.prompt_tokens > 1500
+        assert (row.route, row.cached_tokens) == ("prfaas" if remote else "pd", 0)
+        assert row.link_bytes == (1000 * one.prompt_tokens + 1_000_000 if remote else 0)
+
+
+LATE = st.lists(st.floats(0, 1e6), max_size=3)
+
+
+@given(link_changes=LATE, failures=LATE, until_s=st.one_of(st.just(inf), st.floats(0, 60)))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_rates_are_over_the_time_to_the_last_end_or_to_the_cut(link_changes, failures, until_s):
+    """Five local requests, 10 s apart, of 2 s of prefill and 0.99 s of decode; nothing else touches them."""
+    told = config(
+        (1, 1, 1), link_changes=tuple((at_s, 1e6) for at_s in link_changes), until_s=until_s,
+        failures=tuple(Failure(at_s, "prfaas-0", 1.0) for at_s in failures),
+    )  # fmt: skip
+    found = summarise(simulate(told, [request(i, 10.0 * i) for i in range(5)]), 10.0)
+    ends = [10.0 * i + 2.99 for i in range(5)]
+    done = [end_s for end_s in ends if end_s <= until_s + 1e-9]
+    cut = any(end_s - 2.99 <= until_s < end_s - 1e-9 for end_s in ends)
+    span_s = until_s if cut else done[-1]
+    assert found["duration_s"] == pytest.approx(span_s)
+    if span_s > 0:
+        assert found["request_throughput"] == found["request_goodput"] == pytest.approx(len(done) / span_s)
+        assert found["output_throughput"] == pytest.approx(100 * len(done) / span_s)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=20))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_answers_of_one_token_have_no_time_per_output_token(outputs):
+    found = summarise(simulate(config(), [request(i, 10.0 * i, output=n) for i, n in enumerate(outputs)]), 10.0)
+    assert found["mean_tpot_ms"] == (None if max(outputs) == 1 else pytest.approx(10.0))
+
+
+@given(st.integers(0, 9))
+@settings(max_examples=10, deadline=None, derandomize=True)
+def test_decode_work_is_priced_by_the_batch_that_memory_allows(contexts):
+    """A context of mean length is 1100 tokens of 1000 B and 1 MB; the profile's own batch is 4, a step 10 ms."""
+    decode = DecodeProfile(4, 0.01, memory_bytes=(contexts + 0.5) * 2.1e6)
+    result = simulate(config(system=replace(SYSTEM, decode=decode)), [])
+    batch = {0: 1, 1: 1, 2: 2, 3: 3}.get(contexts, 4)
+    assert result.control.router.costs.decode_s_per_token == pytest.approx(0.01 / batch)
+
+
+@given(
+    kv=st.builds(KvSize, st.sampled_from([0.0, 1e-3, 1.0]), st.sampled_from([0.0, 1.0, 8.0, 1e6])),
+    layers=st.integers(1, 60),
+    rtt_s=st.sampled_from([0.0, 0.5, 5.0]),
+    prompts=st.lists(st.integers(1, 3000), min_size=1, max_size=5),
+)
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_no_hand_off_is_so_small_that_it_comes_before_its_prompt_is_computed(kv, layers, rtt_s, prompts):
+    """1 ms a token: the prompt, half a round trip, and then the first token. What is not sent yet may add to it."""
+    system = replace(SYSTEM, kv=kv, rtt_s=rtt_s)
+    many = [request(i, 100.0 * i, tokens) for i, tokens in enumerate(prompts)]
+    found = rows(simulate(config((1, 0, 1), Fixed("prfaas"), system, layers=layers), many))
+    for one in many:
+        least_s = one.prompt_tokens * 1e-3
+        wire_s = kv.bytes(one.prompt_tokens) * 8 / 8e8
+        assert found[one.request_id].ttft_s >= least_s - 1e-9
+        assert found[one.request_id].ttft_s <= least_s + rtt_s / 2 + wire_s + 1e-9
+
+
+@pytest.mark.parametrize("slo", ["", "mean_ttft_s = 2.0", "mean_ttft_s = 1.9\np90_ttft_s = 4.0"])
+def test_the_paper_policy_starts_from_the_plan_and_its_slo(slo):
+    scenario = parse_scenario(EXAMPLE.replace("# mean_ttft_s = 3.0", slo), Path())
+    setup = configure(scenario, "prfaas-pd", "paper", rate_per_s=0.3)
+    result = simulate(setup.config, setup.arrivals(20, 0, 1.0))
+    assert set(result.control.samples.threshold) == {setup.plan.threshold_tokens}
+
+
+def shared_prefix_requests(n):
+    """Prompts of the case study's lengths on top of 40 blocks that all share, 2.6 a second."""
+    many, free = [], 100
+    for drawn_one in case_study_requests(n):
+        blocks = ceil(drawn_one.prompt_tokens / 512)
+        ids = (*range(40), *range(free, free + blocks))
+        many.append(replace(drawn_one, prompt_tokens=40 * 512 + drawn_one.prompt_tokens, hash_ids=ids))
+        free += blocks
+    return many
+
+
+@pytest.mark.parametrize("policy", ["paper", "static", "30000"])
+def test_the_paper_policy_and_no_other_learns_uncached_lengths_from_a_trace(policy):
+    many = shared_prefix_requests(600)
+    setup = configure(with_trace(parse_scenario(EXAMPLE, Path()), tuple(many)), "prfaas-pd", policy, rate_per_s=2.6)
+    result = simulate(setup.config, setup.arrivals(600, 0, 1.0))
+    in_force = result.control.router.policy.threshold_tokens
+    if policy != "paper":
+        assert in_force == {"static": setup.plan.threshold_tokens, "30000": 30_000}[policy]
+        return
+    private = ObservedLengths(one.prompt_tokens - 40 * 512 for one in many)
+    best = plan_thresholds(replace(setup.config.system, lengths=private), setup.plan.counts, points=1).tokens[0]
+    assert best * 1.2 < setup.plan.threshold_tokens
+    assert in_force == pytest.approx(best, rel=0.15)
+
+
+def test_lengths_seen_lately_do_not_stop_a_run_for_want_of_decode_memory():
+    """Every prompt fits beside its own short answer, but would not beside the mean answer that was planned for."""
+    tight = replace(SYSTEM, decode=DecodeProfile(4, 0.01, memory_bytes=12e6))
+    many = [request(i, 1.0 * i, 10_950, output=5) for i in range(140)]
+    control = Control(tuning=Tuning(), replan=True, rules=Rules(), window_s=20.0)
+    result = simulate(config((1, 1, 2), Threshold(2000), tight, control=control), many)
+    assert result.outcomes.ended["completed"] == 140
+
+
+def test_a_clusters_prefix_cache_survives_the_loss_of_a_worker():
+    four = (1, 2, 3, 4)
+    many = [request(0, 0.0, 4 * 512, hash_ids=four), request(1, 100.0, 5 * 512, hash_ids=(*four, 5))]
+    told = config((1, 0, 1), Fixed("prfaas"), failures=(Failure(50.0, "prfaas-0", 10.0),), cache_bytes=1e9)
+    assert rows(simulate(told, many))["r1"].cached_tokens == 4 * 512

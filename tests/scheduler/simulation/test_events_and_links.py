@@ -109,3 +109,21 @@ def test_bits_are_conserved_and_rates_are_max_min_fair(script):
             assert total == pytest.approx(link.capacity_bits_per_s)
             shared = [rate for rate, capped in zip(rates, at_cap, strict=True) if not capped]
             assert min(shared) == pytest.approx(max(rates))
+
+
+@given(
+    st.floats(0, 1e9),
+    st.floats(1e3, 1e14),
+    st.lists(st.tuples(st.floats(0, 1e12), st.one_of(st.just(inf), st.floats(1e3, 1e14))), min_size=1, max_size=6),
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_a_flow_ends_at_every_finish_time_however_late_and_fast(start_s, bits_per_s, flows):
+    """Days into a run a second has few digits left, and one step of the clock is worth many bits on a fast link."""
+    link = FluidLink(bits_per_s)
+    for n_bytes, cap in flows:
+        link.start(start_s, n_bytes, cap)
+    for _ in flows:
+        if link.flows:
+            assert link.take_finished(link.next_finish_s())
+    assert not link.flows
+    assert link.delivered_bits == pytest.approx(8 * sum(n_bytes for n_bytes, _ in flows))
