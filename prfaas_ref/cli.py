@@ -5,14 +5,18 @@ chosen one is imported, so that `prfaas plan --help` never pays for torch.
 """
 
 import argparse
+import errno
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from prfaas_ref import __version__
 from prfaas_ref.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 COMMANDS = {
     "demo": "serve prompts on two clusters of processes and prove every answer equal to a single process",
@@ -26,7 +30,7 @@ COMMANDS = {
     "plan": "the best threshold and worker counts for clusters of your own, and what limits them",
     "simulate": "a deployment under load, request by request: queues, caches, the link, failures",
     "experiment": "the experiments of docs/experiments.md, with fixed seeds",
-    "send": "send a captured hand-off to `prfaas receive`, in another terminal",
+    "send": "hand .safetensors files over to `prfaas receive`, in another terminal",
     "receive": "take a hand-off in and keep it as .safetensors files",
     "cache replay": "hit ratios of a request trace on the real cache index",
     "bench model": "prefill and decode against an unconstrained form, and against other implementations",
@@ -34,6 +38,7 @@ COMMANDS = {
     "bench transport": "the hand-off against raw sockets",
     "bench simulator": "the simulator against a bare event heap",
 }
+HELP = ("-h", "--help")
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,15 +47,27 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; `{self.prog} --help` explains the options")
 
+    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        """As argparse does, which says nothing where it cannot be written."""
+        print(self.format_help(), end="", file=file)
+
 
 def overview() -> str:
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
     return (
         "usage: prfaas COMMAND [options]\n\n"
         "Prefill-as-a-Service, the reference implementation in pure PyTorch (arXiv 2604.15039).\n\n"
-        f"commands:\n{rows}\n\n`prfaas COMMAND --help` explains one. Start with `prfaas demo`."
+        f"commands:\n{rows(COMMANDS)}\n\n`prfaas COMMAND --help` explains one. Start with `prfaas demo`."
     )
+
+
+def rows(names: Iterable[str]) -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(f"  {name:<{width}}  {COMMANDS[name]}" for name in names)
+
+
+def group(word: str) -> list[str]:
+    """The commands of two words that begin with this one."""
+    return [name for name in COMMANDS if name.startswith(f"{word} ")]
 
 
 def find(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -59,9 +76,8 @@ def find(words: Sequence[str]) -> tuple[str, list[str]]:
         name = " ".join(words[:n])
         if len(words) >= n and name in COMMANDS:
             return name, list(words[n:])
-    group = [name for name in COMMANDS if words and name.startswith(f"{words[0]} ")]
-    if group:
-        raise UserError(f"`prfaas {words[0]}` needs one of: " + ", ".join(name.split()[1] for name in group))
+    if names := group(words[0]):
+        raise UserError(f"`prfaas {words[0]}` needs one of: " + ", ".join(name.split()[1] for name in names))
     raise UserError(f"no command {words[0]!r}; `prfaas --help` lists them")
 
 
@@ -70,21 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Ctrl-C.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of torch that wait do not keep a core busy
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
-        print(overview())
-        return 0
-    if words[0] == "--version":
-        print(f"prfaas {__version__}")
-        return 0
     try:
-        name, rest = find(words)
-        module = importlib.import_module("prfaas_ref.commands." + name.replace(" ", "_"))
-        parser = Parser(
-            prog=f"prfaas {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        module.add_arguments(parser)
-        return int(module.run(parser.parse_args(rest)))
+        status = run(list(sys.argv[1:] if argv is None else argv))
+        if sys.stdout:
+            sys.stdout.flush()
+        return status
     except UserError as error:
         print(f"prfaas: {error}", file=sys.stderr)
         return 2
@@ -92,5 +98,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("prfaas: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output went away (`prfaas ... | head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        drop_output()
+        print(f"prfaas: cannot write: {error.strerror}; make room, or write elsewhere", file=sys.stderr)
+        return 2
+
+
+def run(words: list[str]) -> int:
+    """Show what was asked for, or run the command. Returns its exit status."""
+    if not words or words[0] in HELP:
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(f"prfaas {__version__}")
+        return 0
+    if words[1:2] and words[1] in HELP and (names := group(words[0])):
+        print(f"usage: prfaas {words[0]} COMMAND [options]\n\ncommands:\n{rows(names)}")
+        return 0
+    name, rest = find(words)
+    module = importlib.import_module("prfaas_ref.commands." + name.replace(" ", "_"))
+    parser = Parser(
+        prog=f"prfaas {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    try:
+        args = parser.parse_args(rest)
+    except SystemExit:  # the help is printed
+        return 0
+    return int(module.run(args))
+
+
+def drop_output() -> None:
+    """What is still in the buffer goes nowhere, so that Python does not fail on it at the very end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

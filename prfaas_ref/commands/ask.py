@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from prfaas_ref.serving import demo
     from prfaas_ref.serving.prompts import Prompt
 
-    prompts = [Prompt("question", document.rstrip() + b"\n" + args.question.strip().encode(), "question")]
+    question = args.question.strip().encode(errors="surrogateescape")
+    prompts = [Prompt("question", document.rstrip() + b"\n" + question, "question")]
     model = open_model(args)
     options = deployment_options(args)
     bar = tqdm(total=2, desc="serve, then check", leave=False, disable=not sys.stderr.isatty())

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prfaas_ref.commands.options import add_model_options, add_tokens_option, not_negative, positive
+from prfaas_ref.transport.limits import Limits
 
 if TYPE_CHECKING:
     from prfaas_ref.serving.demo import DemoOptions
@@ -27,7 +28,11 @@ def add_deployment_options(parser: argparse.ArgumentParser) -> None:
         "--rtt-ms", type=not_negative(float), default=10.0, metavar="MS", help="its round-trip time (10)"
     )
     parser.add_argument(
-        "--deadline-s", type=positive(float), default=300.0, metavar="S", help="a request ends within (300)"
+        "--deadline-s",
+        type=positive(float, Limits().deadline_s),
+        default=300.0,
+        metavar="S",
+        help="a request ends within (300)",
     )
 
 
@@ -48,13 +53,17 @@ def deployment_options(args: argparse.Namespace) -> "DemoOptions":
 
 
 def run_deployment(serving: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end. SIGTERM and SIGHUP end it as Ctrl-C does: KeyboardInterrupt, and no process is left."""
+    """Run it to its end. SIGTERM and SIGHUP end it as Ctrl-C does: KeyboardInterrupt, and no process is left.
+
+    A signal that was ignored when we were started (nohup) stays so.
+    """
 
     async def interruptible() -> T:
         task = asyncio.current_task()
         assert task is not None
         for name in (signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(name, task.cancel)
+            if signal.getsignal(name) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(name, task.cancel)
         return await serving
 
     try:

@@ -17,7 +17,8 @@ MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS = 2**18, 2**16
 
 def positive(kind: type, most: float = math.inf) -> Callable[[str], float]:
     """An argparse type: a finite number above zero, and at most `most`."""
-    return _number(kind, lambda x: 0 < x <= most, "above 0" if most == math.inf else f"from 1 to {most}")
+    bounded = f"from 1 to {most}" if kind is int else f"above 0, and at most {most:g}"
+    return _number(kind, lambda x: 0 < x <= most, "above 0" if most == math.inf else bounded)
 
 
 def not_negative(kind: type, most: float = math.inf) -> Callable[[str], float]:
@@ -46,7 +47,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--seed", type=not_negative(int, 2**63 - 1), default=0, help="seed of random weights (0); toy is trained"
     )
     parser.add_argument(
-        "--threads", type=positive(int, 1024), default=1, metavar="N", help="threads per process (1); the bits stay"
+        "--threads",
+        type=positive(int, 1024),
+        default=1,
+        metavar="N",
+        help="threads per process (1); the bits are tested equal for 1 and 2",
     )
 
 

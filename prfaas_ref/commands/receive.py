@@ -1,7 +1,7 @@
 """Wait for hand-offs, and keep each as a directory of .safetensors files: the other half of `prfaas send`.
 
   terminal 1   prfaas receive --out inbox
-  terminal 2   prfaas send captured 127.0.0.1:7747
+  terminal 2   prfaas send prfaas_ref/weights 127.0.0.1:7747
 
 The receiver names the directories itself (inbox/0001, ...): nothing that comes over the wire is used as a path. Bytes
 land in memory that was reserved when the offer was accepted (`--budget-mib`); the files are written when every byte is
@@ -9,11 +9,14 @@ in and every digest agrees, and only then is the sender told APPLIED. The safete
 """
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import sys
 import threading
 from pathlib import Path
+from typing import TextIO
 
 from prfaas_ref.commands import transport_options
 from prfaas_ref.errors import UserError
@@ -42,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"cannot listen on {args.host}:{args.port}: {error.strerror}") from None
     with server:
-        print(f"listening on {server.address[0]}:{server.address[1]}", file=sys.stderr, flush=True)
+        host, port = server.address
+        print(f"listening on {f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
         while not args.count or inbox.kept < args.count:
             inbox.changed.wait(0.5)
             inbox.changed.clear()
@@ -70,29 +74,38 @@ class Inbox:
     def on_complete(self, incoming: Incoming) -> None:
         with self._lock:
             home = self._keep(incoming, self._buffers.pop(incoming))
-            rate = incoming.bits_per_s
-            if self._as_json:
-                told = {"directory": str(home), "bytes": incoming.received_bytes, "bits_per_s": rate}
-                print(json.dumps(told), flush=True)
-            else:
-                speed = f", {rate / M:,.0f} Mbit/s from first to last chunk" if rate else ""
-                layers = len(incoming.manifest.layers)
-                print(f"{home}: {layers} layers, {incoming.received_bytes:,} bytes{speed}", flush=True)
             self.kept += 1
+            tell(self._kept(home, incoming), sys.stdout)
         self.changed.set()
 
     def on_closed(self, incoming: Incoming, error: TransportError) -> None:
         self._buffers.pop(incoming, None)
-        print(f"a hand-off failed: {error.code}: {error}", file=sys.stderr, flush=True)
+        tell(f"a hand-off failed: {error.code}: {error}", sys.stderr)
+
+    def _kept(self, home: Path, incoming: Incoming) -> str:
+        n_bytes, rate, layers = incoming.received_bytes, incoming.bits_per_s, len(incoming.manifest.layers)
+        if self._as_json:
+            return json.dumps({"directory": str(home), "bytes": n_bytes, "bits_per_s": rate})
+        speed = f", {rate / M:,.0f} Mbit/s from first to last chunk" if rate else ""
+        return f"{home}: {layers} layer{'s' * (layers != 1)}, {n_bytes:,} bytes{speed}"
 
     def _keep(self, incoming: Incoming, buffers: list[bytearray]) -> Path:
         """Write it beside its place, then move it there: a directory in the inbox is always whole."""
         number = 1 + max((int(p.name) for p in self._directory.iterdir() if p.name.isdecimal()), default=0)
         home, part = self._directory / f"{number:04d}", self._directory / f".{number:04d}.{os.getpid()}"
         part.mkdir()
-        for i, (layer, buffer) in enumerate(zip(incoming.manifest.layers, buffers, strict=True)):
-            with (part / f"layer_{i:03d}.safetensors").open("wb") as file:
-                file.write(image_header(layer))
-                file.write(buffer)
-        part.rename(home)
-        return home
+        try:
+            for i, (layer, buffer) in enumerate(zip(incoming.manifest.layers, buffers, strict=True)):
+                with (part / f"layer_{i:03d}.safetensors").open("wb") as file:
+                    file.write(image_header(layer))
+                    file.write(buffer)
+            return part.rename(home)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+
+def tell(line: str, file: TextIO) -> None:
+    """Print it. That nobody reads is no fault of the hand-off's."""
+    with contextlib.suppress(OSError):
+        print(line, file=file, flush=True)

@@ -23,11 +23,15 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from multiprocessing.pool import AsyncResult
 from typing import Any
 
 from prfaas_ref.commands.options import positive
+from prfaas_ref.errors import UserError
 
 MODELS = ("toy", "toy_moe")
 DTYPES = ("float32", "bfloat16")
@@ -54,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the processes share the cores: a waiting thread must sleep
+    require_device(args.device)
     models = args.model or list(MODELS)
     cases = [(model, dtype) for model in models for dtype in DTYPES]
     seeds = [args.seed] if args.seed is not None else None
@@ -76,29 +81,58 @@ def run(args: argparse.Namespace) -> int:
 def campaign(
     cases: list[tuple[str, str]], seconds: float, processes: int, seeds: list[int] | None, device: str, quiet: bool
 ) -> Report:
-    """Keep `processes` walks going, each in a process of its own, for `seconds`; or one walk of each case and seed."""
+    """Keep `processes` walks going, each in a process of its own, for `seconds`; or one walk of each case and seed.
+
+    One walk at least. Raises UserError when something kills a process, which is no verdict.
+    """
     from tqdm import tqdm
 
     start, report = time.monotonic(), Report()
     first = seeds[0] if seeds else int(time.time()) % 10**6
     context = multiprocessing.get_context("spawn")
     bar = tqdm(total=round(seconds), unit="s", disable=quiet or not sys.stderr.isatty(), leave=False)
-    with bar, context.Pool(processes, initializer=ignore_interrupt) as pool:  # whose processes end with this block
-        running: list[AsyncResult] = []
+
+    def more() -> bool:
+        return number < len(cases) if seeds else not number or time.monotonic() - start < seconds
+
+    with bar, ProcessPoolExecutor(processes, context, ignore_interrupt) as pool, ended_in_time():
+        running: set[Future[dict[str, Any]]] = set()
         number = 0
-        while running or not number:
-            while len(running) < processes and (number < len(cases) if seeds else time.monotonic() - start < seconds):
+        while running or more():
+            while len(running) < processes and more():
                 model, dtype = cases[number % len(cases)]
                 seed = first if seeds else first + number
-                job = (model, dtype, seed, device, number < 2 * len(cases))
-                running.append(pool.apply_async(one_walk, job))
+                running.add(pool.submit(one_walk, model, dtype, seed, device, number < 2 * len(cases)))
                 number += 1
-            running[0].wait(0.2)
-            for result in [r for r in running if r.ready()]:
-                running.remove(result)
-                add(report, result.get())
+            done, running = wait(running, 0.2, FIRST_COMPLETED)
+            for result in done:
+                add(report, result.result())
             bar.update(min(bar.total, round(time.monotonic() - start)) - bar.n)
     return report
+
+
+@contextmanager
+def ended_in_time() -> Iterator[None]:
+    """Whatever ends the block early ends the walks too, which would be waited for."""
+    try:
+        yield
+    except BaseException as error:
+        for process in multiprocessing.active_children():
+            process.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise UserError("a walk's process was killed, perhaps for its memory; try --processes 1") from None
+        raise
+
+
+def require_device(name: str) -> None:
+    """Raises UserError when this torch cannot compute there."""
+    import torch
+
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise UserError(f"--device {name}: {why}; take cpu, or install a torch that has this device") from None
 
 
 def ignore_interrupt() -> None:

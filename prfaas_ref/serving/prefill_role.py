@@ -94,9 +94,15 @@ class PrefillRole:
     def _compute(self, job: Message, alloc: Allocation, state: HybridState, held: Transfer) -> None:
         engine, key, n_tokens = self.engine, job["key"], len(job["tokens"])
         layout = StateBytes.after(n_tokens, engine.model.config, engine.model.dtype)
-        outbound = self._outbound[key] = Outbound(
-            job, engine, held, self.terms, self.options, self.link, self.control.send
-        )
+        try:
+            outbound = Outbound(job, engine, held, self.terms, self.options, self.link, self.control.send)
+        except Exception as error:  # it has no thread: nobody else will let go of what is held
+            with engine.lock:
+                engine.pool.index.transfers.abort(held)
+                engine.pool.index.transfers.settle(held)
+            self.control.send(failed(key, error))
+            return
+        self._outbound[key] = outbound
 
         def on_cell(layer: int, position: int) -> None:
             if key in self._released:

@@ -127,8 +127,8 @@ class Supervisor:
             except BaseException as error:
                 await self._kill(process)
                 if isinstance(error, (OSError, TimeoutError)):
-                    last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it wrote no log"]
-                    raise UserError(f"worker {spec.name} did not start: {last[0].removeprefix('prfaas: ')}") from None
+                    late = f"it was not up within {START_S:g} s; " if isinstance(error, TimeoutError) else ""
+                    raise UserError(f"worker {spec.name} did not start: {late}{last_words(log)}") from None
                 raise
         finally:
             self.starting -= 1
@@ -211,3 +211,10 @@ class Supervisor:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def last_words(log: Path) -> str:
+    """Why a worker ended, by its log: the mistake that it names, else whatever it wrote last."""
+    lines = log.read_text(errors="replace").strip().splitlines() or ["it wrote no log"]
+    named = [line.removeprefix("prfaas: ") for line in lines if line.startswith("prfaas: ")]
+    return (named or lines)[-1]

@@ -9,6 +9,7 @@ from typing import Any
 from prfaas_ref.transport.congestion import LinkReport
 from prfaas_ref.transport.connection import Terms
 from prfaas_ref.transport.errors import DeadlineExceeded, TransportError
+from prfaas_ref.transport.limits import MOST_STRIPES
 from prfaas_ref.transport.link import EmulatedLink
 from prfaas_ref.transport.manifest import Manifest
 from prfaas_ref.transport.messages import Offer
@@ -16,15 +17,15 @@ from prfaas_ref.transport.outgoing import Outgoing
 from prfaas_ref.transport.stream import Clock
 from prfaas_ref.transport.stripes import Stripes
 from prfaas_ref.transport.transfer import Transfer
-from prfaas_ref.units import MIB
+from prfaas_ref.units import BITS_PER_BYTE, MIB
 
 
 @dataclass(frozen=True)
 class Options:
     """How a Client sends. `queue_bytes` bounds the layers that wait, which is what pushes back on compute."""
 
-    stripes: int = 1
-    chunk_bytes: int = MIB
+    stripes: int = 1  # at most MOST_STRIPES
+    chunk_bytes: int = MIB  # less on a slow emulated link: see `Client.chunk_bytes`
     queue_bytes: int = 64 * MIB
     attempts: int = 4
     backoff_s: float = 0.05  # doubles with each attempt
@@ -39,6 +40,8 @@ class Client:
         tls: ssl.SSLContext | None = None, clock: Clock = time.monotonic,
     ) -> None:  # fmt: skip
         self.address, self.terms, self.options = address, terms, options or Options()
+        if not 1 <= self.options.stripes <= MOST_STRIPES:
+            raise ValueError(f"{self.options.stripes} stripes; a session has 1 to {MOST_STRIPES}")
         self.link, self.tls, self.clock = link or EmulatedLink(), tls, clock
         self.changed = threading.Condition()
         self.session: Stripes | None = None
@@ -76,6 +79,17 @@ class Client:
             raise error
         return session
 
+    @property
+    def chunk_bytes(self) -> int:
+        """What a chunk has: at most what the emulated link carries in a fifth of the patience with a silent peer (1 s
+        of 5), since a PING waits for the chunk before it.
+        """
+        asked, limits, rate = self.options.chunk_bytes, self.terms.limits, self.link.bits_per_s
+        if rate is None:
+            return asked
+        carried_bytes = rate * limits.idle_s / 5 / BITS_PER_BYTE
+        return int(min(asked, max(carried_bytes, limits.smallest_chunk_bytes)))
+
     def offer(
         self, transfer_id: str, manifest: Manifest, *, deadline_s: float, available_from: int = 0,
         metadata: dict[str, Any] | None = None,
@@ -86,7 +100,5 @@ class Client:
         (field, ours, theirs), Busy, or how the connection failed; ValueError while another transfer of this client is
         under way. `metadata` is small JSON for the receiver's handler.
         """
-        offer = Offer(
-            transfer_id, available_from, deadline_s, self.options.chunk_bytes, manifest.to_json(), metadata or {}
-        )
+        offer = Offer(transfer_id, available_from, deadline_s, self.chunk_bytes, manifest.to_json(), metadata or {})
         return Transfer(self, Outgoing(offer, manifest, self.terms.identity.fingerprint()))

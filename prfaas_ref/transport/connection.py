@@ -15,7 +15,7 @@ from prfaas_ref.transport.checks import Check, supported
 from prfaas_ref.transport.errors import AuthenticationFailed, Corrupt, PeerRestarted, ProtocolError, Refused
 from prfaas_ref.transport.frames import FrameType, Header, control_frame
 from prfaas_ref.transport.identity import Identity, session_tag
-from prfaas_ref.transport.limits import Limits
+from prfaas_ref.transport.limits import MOST_STRIPES, Limits
 from prfaas_ref.transport.messages import Auth, Failure, Hello, Message, decode, encode, exception
 from prfaas_ref.transport.reader import Frame
 from prfaas_ref.transport.transitions import CONNECTION, step
@@ -104,7 +104,7 @@ class Connection:
             raise Refused("role", "sender" if self.is_sender else "receiver", hello.role)
         if hello.auth != self.terms.auth:
             raise Refused("auth", self.terms.auth, hello.auth)
-        if not hello.stripe < hello.stripes <= 64 or len(hello.session) > 64 or len(hello.nonce) > 64:
+        if not hello.stripe < hello.stripes <= MOST_STRIPES or len(hello.session) > 64 or len(hello.nonce) > 64:
             raise ProtocolError("Hello: stripe, stripes, session or nonce out of range")
         self.exact = self.terms.identity.meet(hello)
         self._hellos[not self.is_sender] = payload

@@ -58,8 +58,8 @@ class Incoming:
         self._heads: list[bytearray] = []
         self.landing: dict[tuple[int, int], Line] = {}  # chunks whose pages are lent to a connection
         self.asked_again: dict[tuple[int, int], int] = {}
-        self.fenced: set[int] = set()  # stripes whose last word was PING: nothing is on its way there
-        self.due_again: set[tuple[int, int]] = set()  # came damaged since the last fence: they come behind it
+        self.retries_said = 0  # in this attempt
+        self.fenced: set[int] = set()  # stripes whose PING answers all of these: nothing is on its way there
         self.claimed: dict[int, str] = {}
         self.root = ""
 
@@ -117,4 +117,3 @@ class Incoming:
                 raise Corrupt(f"layer {i}: its image opens with another header than its manifest gives")
         if root_digest(self.transfer_id, fingerprint, self.increment.digest(), digests) != self.root:
             raise Corrupt("the root digest of what arrived is not the one that was sent")
-

@@ -7,6 +7,7 @@ the same `increment`: tensors with one row per token lose their first rows, fixe
 
 import hashlib
 import json
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from prfaas_ref.transport.errors import ProtocolError, Refused
 from prfaas_ref.transport.frames import OFFSET_BITS
 
+MOST_AXES = 16
+MOST_LAYERS = (1 << 16) - 1  # a header has 16 bits for the layer
 # The names are safetensors' own.
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -39,6 +42,8 @@ class TensorSpec:
             raise ValueError(f"a tensor cannot be named {self.name!r}")
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"{self.name}: dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        if len(self.shape) > MOST_AXES:
+            raise ValueError(f"{self.name}: {len(self.shape)} axes; at most {MOST_AXES} are possible")
         if any(type(n) is not int or n < 0 for n in self.shape) or self.n_bytes >> OFFSET_BITS:
             raise ValueError(f"{self.name}: shape {self.shape} is not possible")
         if self.per_token and not self.shape:
@@ -77,6 +82,7 @@ class Manifest:
     def __post_init__(self) -> None:
         if self.n_tokens < 0:
             raise ValueError(f"{self.n_tokens} tokens are not possible")
+        _require_few(self.layers)
         for t in (t for layer in self.layers for t in layer.tensors if t.per_token):
             if t.shape[0] != self.n_tokens:
                 raise ValueError(f"{t.name} has {t.shape[0]} rows for {self.n_tokens} tokens")
@@ -112,9 +118,15 @@ def manifest_from_json(value: dict[str, Any]) -> Manifest:
         (n_tokens, layers) = value.pop("n_tokens"), value.pop("layers")
         if value or type(n_tokens) is not int or type(layers) is not list:
             raise ValueError("it has n_tokens and layers, and nothing else")
+        _require_few(layers)
         return Manifest(n_tokens, tuple(LayerSpec(tuple(_tensor(*row) for row in rows)) for rows in layers))
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"manifest: {error}") from None
+
+
+def _require_few(layers: Sized) -> None:
+    if len(layers) > MOST_LAYERS:
+        raise ValueError(f"{len(layers)} layers; at most {MOST_LAYERS} are possible")
 
 
 def _tensor(name: object, dtype: object, shape: object, layout: object, per_token: object) -> TensorSpec:

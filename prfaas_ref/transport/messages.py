@@ -95,11 +95,16 @@ class Abort:
 
 
 @dataclass(frozen=True)
+class Ping:
+    retries: int  # RETRYs of this attempt that the sender has heard
+
+
+@dataclass(frozen=True)
 class Nothing:
-    """PING and ABORTED."""
+    """ABORTED."""
 
 
-Message = Hello | Auth | Offer | Accept | Failure | LayerEnd | Progress | Retry | Root | Abort | Nothing
+Message = Hello | Auth | Offer | Accept | Failure | LayerEnd | Progress | Retry | Root | Abort | Ping | Nothing
 M = TypeVar("M", bound=Message)
 _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in get_args(Message)}
 

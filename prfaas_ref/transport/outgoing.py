@@ -112,14 +112,17 @@ class Outgoing:
         self.queued_bytes -= length
         return Chunk(layer, index, offset, length, self._images[layer].views(offset, length))
 
-    def again(self, layer: int, index: int) -> None:
-        """This chunk arrived damaged: it goes first. Chunks the receiver confirmed are never asked for again."""
+    def again(self, layer: int, index: int) -> bool:
+        """This chunk came damaged, or never: it goes first. False when it is confirmed: its PROGRESS was faster."""
         (pair,) = from_spans([(layer, index, index)], self.ledgers)
-        if layer not in self._images or pair in self.confirmed:
+        if layer not in self._images:
             raise Refused(f"retry[{layer}]", "not under way", f"chunk {index}")
+        if pair in self.confirmed:
+            return False
         if pair not in self._queue:
             self._queue.appendleft(pair)
             self.queued_bytes += self.ledgers[layer].span(index)[1]
+        return True
 
     def confirm(self, pair: tuple[int, int]) -> int:
         """This chunk is at the receiver. Returns its bytes, or 0 when that was known."""

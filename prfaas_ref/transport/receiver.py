@@ -8,7 +8,7 @@ from prfaas_ref.transport.connection import Connection, Terms
 from prfaas_ref.transport.errors import Aborted, Busy, Corrupt, Incomplete, ProtocolError, TransportError
 from prfaas_ref.transport.frames import FrameType, Header
 from prfaas_ref.transport.incoming import Incoming
-from prfaas_ref.transport.messages import Abort, LayerEnd, Nothing, Offer, Retry, Root, decode
+from prfaas_ref.transport.messages import Abort, LayerEnd, Nothing, Offer, Ping, Retry, Root, decode
 from prfaas_ref.transport.reader import Frame, scratch
 from prfaas_ref.transport.session import Event, Line, Session
 from prfaas_ref.transport.transfers import Transfers
@@ -117,15 +117,16 @@ class Receiver:
             raise Corrupt(f"{header.type.name} fails its checksum")
         if header.type is FrameType.PING:
             line.report(now)
-            if session.incoming is None:
+            ping, incoming = decode(Ping, frame.payload), self._addressed(line, header)
+            if incoming is None or ping.retries != incoming.retries_said:  # it is no fence, or sent before our RETRY
                 return []
-            session.incoming.fenced.add(connection.stripe)
-            return self._lost_chunks(session.incoming)
+            incoming.fenced.add(connection.stripe)
+            return self._lost_chunks(incoming)
         if connection.stripe:
             raise ProtocolError(f"{header.type.name} on stripe {connection.stripe}; it belongs on stripe 0")
         if header.type is FrameType.OFFER:
             step(RECEIVER, session.state, FrameType.OFFER)
-            session.transfer, session.attempt = header.transfer, header.attempt
+            session.begin(header.transfer, header.attempt)
             return self.transfers.offered(line, session, decode(Offer, frame.payload), now)
         incoming = self._addressed(line, header)
         if incoming:
@@ -164,7 +165,6 @@ class Receiver:
         if stale:
             return events
         if not frame.intact:
-            incoming.due_again.add(pair)
             return self._ask_again(incoming, pair, Corrupt)
         incoming.ledgers[pair[0]].settle(pair[1], frame.header.payload_check)
         incoming.count(frame.header.length, now)
@@ -180,10 +180,7 @@ class Receiver:
         stripes = len(incoming.session.lines) if incoming.session else 0
         if incoming.state is not R.COVERING or len(incoming.fenced) < stripes:
             return []
-        lost = [pair for pair in incoming.missing() if pair not in incoming.due_again]
-        incoming.fenced.clear()
-        incoming.due_again.clear()
-        return [event for pair in lost for event in self._ask_again(incoming, pair, Incomplete)]
+        return [event for pair in incoming.missing() for event in self._ask_again(incoming, pair, Incomplete)]
 
     def _ask_again(self, incoming: Incoming, pair: tuple[int, int], fault: type[TransportError]) -> list[Event]:
         times = incoming.asked_again[pair] = incoming.asked_again.get(pair, 0) + 1
@@ -191,4 +188,6 @@ class Receiver:
             return self.transfers.fail(incoming, fault(f"chunk {pair[1]} of layer {pair[0]} failed {times} times"))
         assert incoming.session is not None
         incoming.session.say(FrameType.RETRY, Retry(*pair))
+        incoming.retries_said += 1
+        incoming.fenced.clear()  # the chunk comes behind another PING
         return []

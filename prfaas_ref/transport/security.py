@@ -4,6 +4,7 @@ Without a secret and without TLS a server binds to the loopback alone.
 """
 
 import ipaddress
+import re
 import socket
 import ssl
 import stat
@@ -22,10 +23,13 @@ def require_protection(host: str, secret: bytes | None, tls: ssl.SSLContext | No
 
 
 def read_secret(path: str | Path) -> bytes:
-    """A shared secret of at least 32 bytes, from a file that others cannot read. Raises UserError."""
+    """A shared secret of at least 32 bytes, from a file that others cannot read. Raises UserError.
+
+    A newline at its end is an editor's, and not part of it; every other byte is.
+    """
     file = Path(path)
     try:
-        secret, mode = file.read_bytes().strip(), file.stat().st_mode
+        secret, mode = re.sub(rb"\r?\n\Z", b"", file.read_bytes()), file.stat().st_mode
     except OSError as error:
         raise UserError(f"--secret-file: {error}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

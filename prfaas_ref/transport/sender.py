@@ -18,7 +18,7 @@ from prfaas_ref.transport.messages import (
     Failure,
     LayerEnd,
     Message,
-    Nothing,
+    Ping,
     Progress,
     Retry,
     Root,
@@ -51,7 +51,7 @@ class Sender:
         self.error: TransportError | None = None  # why the transfer is REFUSED, FAILED or ABORTED
         self.lost: TransportError | None = None  # why the session is over
         self.outgoing: Outgoing | None = None
-        self._transfer = self._attempt = 0
+        self._transfer = self._attempt = self._retries_heard = 0
         self._credit_bytes = 0  # of each stripe
         self._flying: dict[tuple[int, int], int] = {}  # chunks sent and not confirmed, with their stripe
         self._flying_bytes = [0] * len(connections)
@@ -84,7 +84,7 @@ class Sender:
         outgoing.peer_epoch = self.peer_epoch
         self.outgoing, self.state, self.error = outgoing, S.OFFERED, None
         self._transfer, self._attempt = self._transfer % 0xFFFF + 1, attempt
-        self._credit_bytes = self.sent_bytes = self.confirmed_bytes = self.retries = 0
+        self._credit_bytes = self.sent_bytes = self.confirmed_bytes = self.retries = self._retries_heard = 0
         self._flying.clear()
         self._flying_bytes = [0] * len(self.connections)
         self._layers_ended.clear()
@@ -97,7 +97,11 @@ class Sender:
             self._control(FrameType.ABORT, Abort(reason))
 
     def ping(self, connection: Connection) -> None:
-        connection.send(FrameType.PING, Nothing(), self._transfer, self._attempt)
+        """Are you there? Behind the last chunk it is a fence: on this stripe nothing is on its way any more."""
+        if self.state is S.FINISHING and self.outgoing and self.outgoing.all_sealed:
+            connection.send(FrameType.PING, Ping(self._retries_heard), self._transfer, self._attempt)
+        else:
+            connection.send(FrameType.PING, Ping(0))
 
     # what there is to write
 
@@ -142,9 +146,7 @@ class Sender:
         chunk, transfer, attempt = parcel
         tag, check = self.connections[0].tag, self.connections[0].check
         digest = checksum(check, chunk.views)
-        header = Header(
-            FrameType.DATA, tag, transfer, attempt, check, chunk.layer, chunk.offset, chunk.length, digest
-        )
+        header = Header(FrameType.DATA, tag, transfer, attempt, check, chunk.layer, chunk.offset, chunk.length, digest)
         return pack(header), digest
 
     def sent(self, parcel: Parcel, digest: int) -> None:
@@ -225,9 +227,10 @@ class Sender:
         self._conclude(*range(len(outgoing.ledgers)))
 
     def _retry(self, outgoing: Outgoing, retry: Retry) -> None:
-        outgoing.again(retry.layer, retry.chunk)
-        self._landed(outgoing, (retry.layer, retry.chunk))
-        self.retries += 1
+        self._retries_heard += 1
+        if outgoing.again(retry.layer, retry.chunk):
+            self._landed(outgoing, (retry.layer, retry.chunk))
+            self.retries += 1
 
     def lose(self, error: TransportError) -> None:
         """A connection broke, or its peer broke the rules: the whole session is over, for the first reason given."""

@@ -53,7 +53,8 @@ class Server:
         self._threads: set[threading.Thread] = set()
         self._spawning = threading.Lock()
         self._closing = False
-        self._listener = socket.create_server((host, port), backlog=128)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._start(self._listen, "listen")
 
@@ -135,6 +136,8 @@ class Server:
                 self.core.lose(line, error, self._clock())
             return
         self._wires[line] = wire = Wire(line, stream)
+        if self._closing:  # `close` may have shut the wires already, without this one
+            stream.shut()
         try:
             self._pump(wire)
         except TransportError as reason:

@@ -31,6 +31,13 @@ class Session:
         self.lines[stripe] = line
         line.session = self
 
+    def begin(self, transfer: int, attempt: int) -> None:
+        """OFFER has come. What a stripe has not reported by now is of the transfer before, which nobody asks about."""
+        self.transfer, self.attempt = transfer, attempt
+        for line in self.lines.values():
+            line.unreported.clear()
+            line.unreported_bytes = 0
+
     def say(self, kind: FrameType, message: Message) -> None:
         self.lines[0].connection.send(kind, message, self.transfer, self.attempt)
 

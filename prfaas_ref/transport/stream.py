@@ -26,19 +26,23 @@ T = TypeVar("T")
 
 
 class _Owner:
-    """The end of either kind of stream, which owns its socket."""
+    """The end of either kind of stream, which owns its socket.
+
+    Only the system's own shutdown is called: that of an SSLSocket first forgets its encryption, and what another thread
+    writes in that moment would leave in clear.
+    """
 
     socket: socket.socket
 
     def finish(self) -> None:
         """No more will be written; what was written still arrives."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
+            socket.socket.shutdown(self.socket, socket.SHUT_WR)
 
     def shut(self) -> None:
         """Both directions end now; blocked calls return. Call `close` when no thread uses it any more."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.shut()

@@ -52,7 +52,7 @@ class Transfers:
         except TransportError as error:
             session.say(FrameType.REJECT, failure(error))
             return []
-        deadline = now + min(offer.deadline_s, self._limits.deadline_s)
+        deadline = now + offer.deadline_s
         incoming = Incoming(offer, manifest, line.connection.peer_epoch, line.connection.exact, deadline)
         incoming.session, session.incoming = session, incoming
         self.under_way[key] = incoming
@@ -65,6 +65,8 @@ class Transfers:
         if not limits.smallest_chunk_bytes <= offer.chunk_bytes <= limits.largest_chunk_bytes:
             span = f"{limits.smallest_chunk_bytes}..{limits.largest_chunk_bytes}"
             raise Refused("chunk_bytes", span, offer.chunk_bytes)
+        if offer.deadline_s > limits.deadline_s:
+            raise Refused("deadline_s", f"at most {limits.deadline_s:g}", f"{offer.deadline_s:g}")
         if offer.available_from > manifest.n_tokens:
             raise Refused("available_from", f"at most {manifest.n_tokens}", offer.available_from)
         if manifest.n_bytes // offer.chunk_bytes > MOST_CHUNKS:
@@ -84,6 +86,8 @@ class Transfers:
         if incoming.state in (R.RECEIVING, R.COVERING):
             incoming.state, incoming.error = R.OFFERED, None
             incoming.claimed.clear()
+            incoming.fenced.clear()
+            incoming.retries_said = 0
         return self.pages_returned(incoming)
 
     # what our own side answers

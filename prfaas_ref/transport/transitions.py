@@ -1,8 +1,12 @@
-"""The whole protocol as three tables: (state, frame) -> state. What is not here is a ProtocolError.
+"""What each frame may do, as three tables: (state, frame) -> state. What is not here is a ProtocolError.
 
 A *connection* greets, proves itself if a secret is set, and is then ready: both roles use one table. A *transfer* has
 one table per role; S is the sender of the cache, R its receiver. Frames of an earlier transfer or attempt are dropped
 before the tables are asked: they are late, which is no fault.
+
+Steps that a side takes by itself are in sender.py and transfers.py. The sender offers (-> OFFERED), says DONE
+(SENDING -> FINISHING) and aborts (-> ABORTING). The receiver accepts (OFFERED -> RECEIVING), has everything (COVERING
+-> APPLYING), is resumed (RECEIVING, COVERING -> OFFERED), fails (-> QUARANTINE), and is over with a transfer (-> IDLE).
 """
 
 from enum import Enum, auto

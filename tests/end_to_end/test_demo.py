@@ -1,6 +1,7 @@
 """`prfaas demo` and `prfaas generate` as a user runs them: separate processes and thread counts, equal digests."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -56,6 +57,15 @@ def test_a_file_gets_the_digest_that_generate_prints_in_another_process(tmp_path
         assert alone["tokens"] == request["tokens"]
         assert alone["prompt_tokens"] == request["prompt_tokens"] == file.stat().st_size
         assert alone["fingerprint"] == report["fingerprint"]
+
+
+def test_a_question_may_hold_bytes_that_are_no_text(tmp_path: Path) -> None:
+    document = tmp_path / "notes.txt"
+    document.write_text("a note")
+    question = b"what is \xff?"
+    done = prfaas("ask", document, os.fsdecode(question), "--json", "--tokens", "1")
+    result = json.loads(done.stdout)
+    assert result["exact"] and result["prompt_tokens"] == len(b"a note\n" + question)
 
 
 def test_the_table_ends_with_the_verdict(tmp_path: Path) -> None:

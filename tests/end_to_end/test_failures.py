@@ -138,8 +138,9 @@ def test_a_bad_request_harms_no_other(model: HybridModel, tmp_path: Path) -> Non
 def test_the_front_end_knows_what_every_worker_holds_and_forgets_the_lost(model: HybridModel, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with deployment(model, tmp_path) as front:
-            prompt = text(9, 300)
+            prompt = text(10, 300)
             served = await serve(front, "r", prompt, 70)
+            assert len(served.tokens) == 70  # long enough for a block to end while it is decoded
             turn = [*prompt, *served.tokens, 1]
 
             def held(tokens: list[int]) -> dict[str, int]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from prfaas_ref.serving.control import Message
 from prfaas_ref.serving.decode_role import DecodeRole
 from prfaas_ref.serving.engine import Engine
 from prfaas_ref.serving.prefill_role import PrefillRole
+from prfaas_ref.serving.worker import serve
 from prfaas_ref.transport.checks import supported
 from prfaas_ref.transport.client import Options
 from prfaas_ref.transport.connection import Terms
@@ -39,6 +41,10 @@ class Events(queue.SimpleQueue[Message]):
     """A control port whose front end is the test."""
 
     send = queue.SimpleQueue.put
+
+
+def drained(events: Events) -> list[Message]:
+    return [events.get() for _ in range(events.qsize())]
 
 
 class Pair:
@@ -65,8 +71,7 @@ class Pair:
             if role.busy:
                 role.step()
             role.idle()
-        while not self.control.empty():
-            event = self.control.get()
+        for event in drained(self.control):
             self.inboxes.setdefault(event.get("key", ""), []).append(event)
 
     def release(self, key: str) -> None:
@@ -154,6 +159,61 @@ def test_requests_that_leave_at_any_moment_harm_nobody_and_leave_nothing(seed: i
                 life(workers, f"k{i}", rng.choice(prompts), rng.choice([1, 2, 20, 70]), leave, rng.randrange(4))
             )
         run(workers, lives)
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "expect": {"key": "k", "tokens": [1, 2], "max_tokens": 1, "deadline_s": 9.0},
+    "prefill": {"key": "k", "tokens": [1, 2], "to_port": 7, "deadline_s": 9.0},
+    "start": {"key": "k", "token": 1},
+    "release": {"key": "k"},
+}
+NONSENSE = [None, True, -1, 1e400, float("nan"), 10**400, "1", [], {}, ["x"], [True], [257], [-1], [[1]]]
+SENSE = [("deadline_s", -1), ("key", "1")]  # too late, and another key
+
+
+class Script(Events):
+    """A front end that says these things and goes."""
+
+    def __init__(self, said: list[Message]) -> None:
+        self._said = said
+
+    def messages(self) -> Iterator[Message]:
+        yield from self._said
+
+
+def malformed() -> list[Message]:
+    """Each message without each of its fields, with nonsense in each of them, and one that nobody knows."""
+    bad: list[Message] = [{"type": "nonsense", "key": "k"}, {"type": ""}]
+    for kind, fields in GOOD.items():
+        for name in fields:
+            bad.append({"type": kind, **{other: value for other, value in fields.items() if other != name}})
+            bad += [{"type": kind, **fields, name: value} for value in NONSENSE if (name, value) not in SENSE]
+    return bad
+
+
+def test_a_malformed_message_fails_its_request_and_nothing_else() -> None:
+    """At both roles, though each would take only some of them."""
+    with pair() as workers:
+        for role in (workers.prefill, workers.decode):
+            script = Script(malformed())
+            serve(script, role, 257)  # ends when the front end goes, and with nothing sooner
+            failed = [event for event in drained(script) if event["type"] == "failed"]
+            assert len(failed) == len(malformed())
+            assert all(event["error"].startswith("ValueError") for event in failed)
+        run(workers, [life(workers, "good", [1, 2, 3], 4, None, 0)])
+
+
+def test_a_hand_off_that_cannot_begin_fails_its_request_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair() as workers:
+        with monkeypatch.context() as broken:
+            no_thread = Mock(side_effect=RuntimeError("can't start new thread"))
+            broken.setattr("prfaas_ref.serving.prefill_role.Outbound", no_thread)
+            workers.prefill.handle({"type": "prefill", **GOOD["prefill"]})
+            workers.prefill.step()
+        (event,) = [e for e in drained(workers.control) if e["type"] == "failed"]
+        assert (event["key"], event["error"]) == ("k", "RuntimeError: can't start new thread")
+        assert not workers.engines[1].pool.index.transfers.in_flight
+        run(workers, [life(workers, "good", [1, 2, 3], 4, None, 0)])
 
 
 def test_requests_wait_while_others_hold_the_room() -> None:

@@ -1,24 +1,30 @@
 """`prfaas send`, `prfaas receive` and `prfaas bench transport`, as a user runs them."""
 
-import argparse
+import errno
+import io
 import json
 import os
 import struct
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import numpy
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from prfaas_ref.cli import Parser
 from prfaas_ref.commands import bench_transport, receive, send
 from prfaas_ref.errors import UserError
+from prfaas_ref.transport import Client, LayerSpec, Manifest, Server, TensorSpec
+from prfaas_ref.transport.errors import ApplyFailed
+from prfaas_ref.transport.testing import terms
 
 
 def run(command: ModuleType, *words: str) -> int:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     command.add_arguments(parser)
     return command.run(parser.parse_args(words))
 
@@ -80,13 +86,83 @@ def test_a_secret_is_needed_where_one_is_set(captured: Path, tmp_path: Path) -> 
     assert process.returncode == 0
 
 
+LAYER = LayerSpec((TensorSpec("x", "U8", (1000,), "flat"),))
+
+
+class Unread(io.StringIO):
+    """A pipe that nobody reads."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def hand_over(client: Client, name: str) -> None:
+    send.hand_over(client, name, [(LAYER, memoryview(bytes(1000)))], 20.0)
+
+
+def test_a_hand_off_that_cannot_be_kept_leaves_nothing_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full, in the middle of a layer and at the very end."""
+    inbox = receive.Inbox(tmp_path, as_json=True)
+    with Server(terms("r"), inbox) as server, Client(server.address, terms("s")) as client:
+        hand_over(client, "before")
+        for owner, name in ((receive, "image_header"), (Path, "rename")):
+            with monkeypatch.context() as full:
+                full.setattr(owner, name, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+                with pytest.raises(ApplyFailed, match="No space left"):
+                    hand_over(client, "full")
+            assert [p.name for p in tmp_path.iterdir()] == ["0001"]
+        hand_over(client, "after")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0001", "0002"] and inbox.kept == 2
+
+
+def test_a_hand_off_is_kept_and_counted_though_nobody_reads_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive, "sys", SimpleNamespace(stdout=Unread(), stderr=Unread()))
+    inbox = receive.Inbox(tmp_path, as_json=False)
+    with Server(terms("r"), inbox) as server, Client(server.address, terms("s")) as client:
+        hand_over(client, "x")
+        assert inbox.kept == 1 and inbox.changed.is_set()
+        client.offer("y", Manifest(0, (LAYER,)), deadline_s=9).abort("no")
+    assert [p.name for p in tmp_path.iterdir()] == ["0001"]
+
+
+def test_one_layer_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inbox = receive.Inbox(tmp_path, as_json=False)
+    with Server(terms("r"), inbox) as server, Client(server.address, terms("s")) as client:
+        hand_over(client, "x")
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/0001: 1 layer, ")
+
+
+def test_a_directory_may_have_a_name_that_is_no_text(captured: Path, tmp_path: Path) -> None:
+    odd = captured.rename(os.fsdecode(os.fsencode(tmp_path) + b"/d\xff"))
+    process, address = receiver(tmp_path / "inbox")
+    try:
+        assert run(send, str(odd), address) == 0
+        process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ("nowhere", "127.0.0.1:1"),
         (".", "127.0.0.1"),
+        (".", "127.0.0.1:0"),
+        (".", "127.0.0.1:99999"),
         (".", "127.0.0.1:1", "--stripes", "0"),
+        (".", "127.0.0.1:1", "--stripes", "33"),
+        (".", "127.0.0.1:1", "--chunk-kib", "16385"),
+        (".", "127.0.0.1:1", "--deadline-s", "601"),
+        (".", "127.0.0.1:1", "--deadline-s", "inf"),
+        (".", "127.0.0.1:1", "--deadline-s", "nan"),
         (".", "127.0.0.1:1", "--link-mbps", "0"),
+        (".", "127.0.0.1:1", "--link-mbps", "nan"),
+        (".", "127.0.0.1:1", "--rtt-ms", "-1"),
         (".", "127.0.0.1:1", "--tls-cert", "x"),
     ],
 )

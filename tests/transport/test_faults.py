@@ -40,6 +40,7 @@ from prfaas_ref.transport.errors import (
 )
 from prfaas_ref.transport.faults import FaultProxy, Script
 from prfaas_ref.transport.frames import HEADER_BYTES, FrameType, Header, pack, unpack
+from prfaas_ref.transport.stream import TcpStream
 from prfaas_ref.transport.testing import ConnectionPair, Landing, terms
 
 PATIENT = Limits(resume_s=5.0)
@@ -360,6 +361,34 @@ def test_a_server_that_closes_while_it_applies_still_says_applied() -> None:
         report, _ = send(pair.client)
         closing.join()
         assert report.attempts == 1 and pages.completed == ["x"] and not pages.closed
+
+
+def test_a_connection_that_comes_up_while_the_server_closes_does_not_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TLS handshake may end after `close` has shut all the streams that it knew; the peer then talks on and on."""
+    begun, all_shut = threading.Event(), threading.Event()
+
+    def slow_handshake(sock: socket.socket, *_: object) -> TcpStream:
+        begun.set()
+        all_shut.wait(10)
+        return TcpStream(sock)
+
+    monkeypatch.setattr("prfaas_ref.transport.server.open_stream", slow_handshake)
+    server = Server(terms("r", Limits(grace_s=0.0, handshake_s=60.0)), Landing(manifest))
+    join = server._join
+
+    def joining(*kinds: str, within_s: float = float("inf")) -> None:
+        if kinds == ("line",) and within_s == float("inf"):
+            all_shut.set()
+        join(*kinds, within_s=within_s)
+
+    monkeypatch.setattr(server, "_join", joining)
+    with socket.create_connection(server.address):
+        assert begun.wait(10)
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        closing.join(5)
+        assert not closing.is_alive()
+    closing.join()
 
 
 def test_a_handler_that_decides_too_late_gives_its_destination_back() -> None:

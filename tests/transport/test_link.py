@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prfaas_ref.transport import EmulatedLink, LayerSpec, Limits, Manifest, Options, TensorSpec
+from prfaas_ref.transport import Client, EmulatedLink, LayerSpec, Limits, Manifest, Options, TensorSpec
 from prfaas_ref.transport.connection import Connection
-from prfaas_ref.transport.testing import ConnectionPair, Landing
+from prfaas_ref.transport.testing import ConnectionPair, Landing, terms
 from prfaas_ref.units import MIB
 
 
@@ -48,6 +48,28 @@ def test_whatever_is_asked_the_rate_is_kept(asked: list[tuple[int, float]]) -> N
         arrived = link.reserve(n_bytes, now)
         assert arrived >= now
     assert total * 8 <= 80_000 * (arrived + 0.01) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("bits_per_s", [1.0, 1e3, 1e5, 1e6, 1e9, 1e308, None])
+@pytest.mark.parametrize("asked", [100, 4096, 16 * MIB])
+def test_a_chunk_occupies_a_slow_link_for_a_second_at_most(bits_per_s: float | None, asked: int) -> None:
+    """A PING waits for the chunk before it, and a peer that is silent for 5 s is given up. 256 bytes are the least."""
+    with Client(("", 0), terms("s"), Options(chunk_bytes=asked), EmulatedLink(bits_per_s)) as client:
+        n_bytes = client.chunk_bytes
+    assert n_bytes <= asked
+    if bits_per_s and n_bytes > 256:
+        assert n_bytes * 8 <= bits_per_s
+    if not bits_per_s or asked * 8 <= bits_per_s:
+        assert n_bytes == asked
+
+
+def test_a_layer_outlasts_the_patience_on_a_slow_link() -> None:
+    """In one chunk it would be on the wire for twice as long as either end waits for a silent peer."""
+    spec, limits = flat(1, 200_000), Limits(idle_s=0.8)
+    with ConnectionPair(Landing(lambda _: spec), Options(2), limits, EmulatedLink(1e6)) as pair:
+        transfer = pair.client.offer("x", spec, deadline_s=20)
+        transfer.send_layer(0, [memoryview(bytes(200_000))])
+        assert transfer.finish().attempts == 1
 
 
 def flat(layers: int, n_bytes: int) -> Manifest:

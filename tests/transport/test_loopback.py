@@ -7,7 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from prfaas_ref.transport import Client, EmulatedLink, LayerSpec, Manifest, Options, Report, TensorSpec, Transfer
+from prfaas_ref.transport import (
+    Client,
+    EmulatedLink,
+    LayerSpec,
+    Manifest,
+    Options,
+    Report,
+    Server,
+    TensorSpec,
+    Transfer,
+)
 from prfaas_ref.transport.errors import Aborted, ApplyFailed, DeadlineExceeded, Expired, Refused
 from prfaas_ref.transport.testing import ConnectionPair, Landing, terms
 
@@ -128,6 +138,32 @@ def test_a_layout_fingerprint_that_differs_is_always_refused() -> None:
     refusal = pytest.raises(Refused, match=r"layout.block: ours is 64, theirs is 32")
     with ConnectionPair(Landing(manifest), sender=ours, receiver=theirs) as pair, refusal:
         send(pair.client, "x")
+
+
+@pytest.mark.parametrize("deadline_s", [600.5, 1e8])
+def test_a_deadline_beyond_the_receivers_limit_is_refused_by_name(deadline_s: float) -> None:
+    with ConnectionPair(pages := Landing(manifest)) as pair:
+        with pytest.raises(Refused) as refusal:
+            pair.client.offer("x", manifest(100), deadline_s=deadline_s)
+        assert (refusal.value.field, refusal.value.theirs) == ("deadline_s", "at most 600")
+        send(pair.client, "y", deadline_s=600.0)
+    assert pages.completed == ["y"]
+
+
+def test_as_many_stripes_as_a_session_may_have_can_greet_at_once() -> None:
+    with ConnectionPair(pages := Landing(manifest), Options(32)) as pair:
+        send(pair.client, "x")
+        for stripes in (0, 33, 64):
+            with pytest.raises(ValueError, match="1 to 32"):
+                Client(pair.server.address, terms("s"), Options(stripes))
+    assert pages.completed == ["x"]
+
+
+def test_an_ipv6_address_can_be_listened_on() -> None:
+    pages = Landing(manifest)
+    with Server(terms("r"), pages, host="::1") as server, Client(server.address, terms("s")) as client:
+        send(client, "x")
+    assert server.address[0] == "::1" and pages.completed == ["x"]
 
 
 def test_a_sender_that_fails_says_so() -> None:

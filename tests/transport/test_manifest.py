@@ -79,6 +79,9 @@ def test_nobody_holds_less_than_nothing_or_more_than_all(have: int) -> None:
         [[["x", "U8", [1], None, False]]],
         [[["x", "U8", [1], "l", 0]]],
         [[["x", "U8", [1], "l"]]],
+        [[["x", "U8", [1] * 17, "l", False]]],
+        [[["x", "U8", [9] * 300_000, "l", False]]],  # whose product would take minutes
+        [[]] * 65_536,
         [[7]],
         7,
         {"0": []},
@@ -87,6 +90,14 @@ def test_nobody_holds_less_than_nothing_or_more_than_all(have: int) -> None:
 def test_a_manifest_that_makes_no_sense_is_refused(layers: object) -> None:
     with pytest.raises(ProtocolError, match="manifest"):
         manifest_from_json({"n_tokens": 2, "layers": layers})
+
+
+def test_a_manifest_may_be_as_large_as_a_header_can_tell() -> None:
+    sixteen = TensorSpec("x", "U8", (1,) * 16, "l")
+    whole = Manifest(0, (LayerSpec((sixteen,)),) * 65_535)
+    assert manifest_from_json(json.loads(json.dumps(whole.to_json()))) == whole
+    with pytest.raises(ValueError, match="65536 layers"):
+        Manifest(0, whole.layers + whole.layers[:1])
 
 
 @pytest.mark.parametrize("layers", [{}, {"layers": []}, {"layers": [], "more": 1}])

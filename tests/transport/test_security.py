@@ -1,8 +1,12 @@
 """Who may talk to whom. The attacks are written against the core, so that nothing depends on timing."""
 
 import hmac
+import socket
 import ssl
 import subprocess
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from prfaas_ref.transport import Client, LayerSpec, Limits, Manifest, Options, S
 from prfaas_ref.transport.errors import AuthenticationFailed, Busy, PeerGone, Refused
 from prfaas_ref.transport.memory import MemoryLink
 from prfaas_ref.transport.security import read_secret, require_protection, tls_context
+from prfaas_ref.transport.stream import TlsStream
 from prfaas_ref.transport.testing import ConnectionPair, Landing, terms
 from prfaas_ref.transport.transitions import Connection
 
@@ -99,6 +104,17 @@ def test_a_secret_file_is_long_and_private(tmp_path: Path) -> None:
         read_secret(file)
 
 
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+@pytest.mark.parametrize("edge", [b" ", b"\t", b"\v", b"\0", b"\n\r", b"\r"])
+def test_every_byte_of_a_secret_counts_but_a_newline_at_its_end(edge: bytes, end: bytes, tmp_path: Path) -> None:
+    if edge.endswith(b"\r") and end == b"\n":
+        pytest.skip("together they are one newline")
+    file, secret = tmp_path / "secret", edge + bytes(range(128, 160)) + edge
+    file.write_bytes(secret + end)
+    file.chmod(0o600)
+    assert read_secret(file) == secret
+
+
 def test_before_the_proof_a_peer_is_given_little() -> None:
     limits = Limits(hello_bytes=2000)
     link = MemoryLink(terms("s", secret=SECRET), terms("r", limits, secret=SECRET), Landing(lambda _: SPEC))
@@ -141,6 +157,41 @@ def test_mutual_tls_carries_a_transfer(certificates: Path) -> None:
     ):
         ship(client)
     assert pages.completed == ["x"] and pages.layers == [[bytes(range(250)) * 1200]]
+
+
+@pytest.mark.parametrize("end", [TlsStream.finish, TlsStream.shut])
+def test_what_is_written_while_a_stream_is_ended_never_leaves_in_clear(
+    end: Callable[[TlsStream], None], certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread writes in the worst moment: its end has begun, and the system has not heard of it."""
+    near, far = socket.socketpair()
+    wire = far.dup()  # what really travels
+    streams: list[TlsStream] = []
+    tls = context(certificates, "good", True), context(certificates, "good", False)
+    greeting = threading.Thread(target=lambda: streams.append(TlsStream(far, tls[0], None, 10.0, time.monotonic)))
+    greeting.start()
+    stream = TlsStream(near, tls[1], "127.0.0.1", 10.0, time.monotonic)
+    greeting.join()
+    shutdown, secret, ended = socket.socket.shutdown, b"a cache is its prompt in another form", []
+
+    def late(sock: socket.socket, how: int) -> None:
+        if sock is stream.socket and not ended:
+            ended.append(how)
+            stream.send([secret], 5.0)
+        shutdown(sock, how)
+
+    monkeypatch.setattr(socket.socket, "shutdown", late)
+    try:
+        end(stream)
+        with pytest.raises(PeerGone):
+            stream.send([secret], 5.0)
+        wire.setblocking(True)
+        travelled = b"".join(iter(lambda: wire.recv(1 << 16), b""))
+    finally:
+        for each in (stream, *streams):
+            each.close()
+        wire.close()
+    assert ended and len(travelled) > len(secret) and secret not in travelled
 
 
 @pytest.mark.parametrize("client_name", ["bad", None])

@@ -22,6 +22,7 @@ from prfaas_ref.transport.messages import (
     Message,
     Nothing,
     Offer,
+    Ping,
     Progress,
     Retry,
     Root,
@@ -92,7 +93,7 @@ MESSAGES: dict[F, Message] = {
     F.APPLIED: Root("00"),
     F.ABORT: Abort("why not"),
     F.ABORTED: Nothing(),
-    F.PING: Nothing(),
+    F.PING: Ping(0),
     F.ERROR: Failure("expired", "over", "", "", ""),
 }
 
