@@ -195,7 +195,10 @@ class HybridCacheIndex:
     def begin_transfer(
         self, alloc: Allocation, num_tokens: int, live_blocks: int, lease_end_s: float = math.inf
     ) -> Transfer:
-        """Send the first `num_tokens` tokens of `alloc` and so many blocks of live state: see TransferLedger.send."""
+        """Send the first `num_tokens` of `alloc`, and `live_blocks` blocks of live state: see TransferLedger.send.
+
+        lease_end_s: on the clock that the caller gives `transfers.expire`.
+        """
         return self.transfers.send(alloc, num_tokens, live_blocks, lease_end_s)
 
     def begin_stream(self, alloc: Allocation, live_blocks: int, lease_end_s: float = math.inf) -> Transfer:

@@ -3,7 +3,9 @@
 A hybrid model's cache has two parts: bytes that grow with the prompt (full attention), and a fixed state (linear
 layers, sliding windows). S_kv(L) = bytes_per_token * L + fixed. KV and convolution windows in bf16, recurrent states in
 fp32, each KV head once; K is 1024 here. Give names of the six published models of the paper's Table 3, or a config.json
-of your own; none means all six. Derived from public configs (Ring's linear head size is an assumption).
+of your own; none means all six. Derived from public configs (Ring's linear head size is an assumption). A config.json
+says which layers are which by linear_attn_config, layer_types, hybrid_layer_pattern, full_attention_interval or
+layer_group_size, or by a model_type that has full attention in all of them, such as llama, qwen3 or deepseek_v3.
 
 With the time that one instance needs to prefill a prompt of --tokens, the cache is also a stream: Phi_kv = S_kv / T
 (paper, section 3). If it takes less than the link has, prefill can run in another datacenter.

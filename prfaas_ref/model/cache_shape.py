@@ -22,7 +22,7 @@ from prfaas_ref.model.kinds import (
     MLAShape,
     SlidingShape,
 )
-from prfaas_ref.model.published import from_one_based
+from prfaas_ref.model.published import from_one_based, linear_fields
 
 PUBLISHED = ("kimi-linear-48b", "mimo-v2-flash", "qwen3.5-397b", "ring-2.5-1t", "minimax-m2.5", "qwen3-235b")
 """The models of the paper's Table 3; their configs ship with the package, cut down to the facts used here."""
@@ -31,6 +31,7 @@ FOLDER = Path(__file__).parent / "published_configs"
 GDN = "gdn"
 KIND_NAMES = {"full_attention": "full", "linear_attention": "linear", "sliding_attention": SLIDING}
 DENSE_TYPES = {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "minimax_m2", "gemma", "phi3"}
+DENSE_TYPES |= {"deepseek_v2", "deepseek_v3", "kimi_k2"}  # of MLA layers
 LAYER_LISTS = "linear_attn_config, layer_types, hybrid_layer_pattern, full_attention_interval or layer_group_size"
 
 
@@ -77,15 +78,18 @@ def layer_list(config: Mapping[str, Any]) -> list[str]:
     (n,) = need(config, "num_hidden_layers")
     linear = config.get("linear_attn_config") or {}
     if "kda_layers" in linear:
-        return list(from_one_based(n, {"linear": linear["kda_layers"], "full": linear["full_attn_layers"]}))
+        kda_layers, full_layers = need_lists(linear, "kda_layers", "full_attn_layers")
+        return list(from_one_based(n, {"linear": kda_layers, "full": full_layers}))
     if types := config.get("layer_types"):
         if unknown := sorted(set(types) - set(KIND_NAMES)):
             raise ValueError(f"layer_types has {', '.join(unknown)}; known are {', '.join(KIND_NAMES)}")
         kinds = [KIND_NAMES[t] for t in types]
     elif pattern := config.get("hybrid_layer_pattern"):
         kinds = [SLIDING if window else "full" for window in pattern]
-    elif every := config.get("full_attention_interval") or config.get("layer_group_size"):
+    elif every := config.get("full_attention_interval"):
         kinds = ["linear" if (i + 1) % every else "full" for i in range(n)]
+    elif every := config.get("layer_group_size"):  # of the Ling family: a last group that is not whole is all full
+        kinds = ["linear" if (i + 1) % every and i < n // every * every else "full" for i in range(n)]
     elif config.get("model_type") in DENSE_TYPES:
         kinds = ["full"] * n
     else:
@@ -96,20 +100,25 @@ def layer_list(config: Mapping[str, Any]) -> list[str]:
 
 
 def linear_kind(config: Mapping[str, Any]) -> str:
-    if config.get("linear_attn_config") or "short_conv_kernel_size" in config:
+    if linear_fields(config) or "short_conv_kernel_size" in config:
         return KDA
     return GDN if "linear_num_value_heads" in config else LIGHTNING
 
 
 def need(config: Mapping[str, Any], *names: str) -> list[int]:
     """The values of fields. Raises ValueError naming all that are missing."""
+    return [int(value) for value in need_lists(config, *names)]
+
+
+def need_lists(config: Mapping[str, Any], *names: str) -> list[Any]:
+    """As `need`, for fields that are lists."""
     if missing := [name for name in names if config.get(name) is None]:
         raise ValueError(f"the cache cannot be sized without {', '.join(missing)}")
-    return [int(config[name]) for name in names]
+    return [config[name] for name in names]
 
 
 def kda(config: Mapping[str, Any]) -> KDAShape:
-    linear = config.get("linear_attn_config") or {
+    linear = linear_fields(config) or {
         "num_heads": config.get("num_attention_heads"),
         "head_dim": config.get("head_dim"),
         "short_conv_kernel_size": config.get("short_conv_kernel_size"),

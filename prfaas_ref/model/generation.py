@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from prfaas_ref.errors import UserError
-from prfaas_ref.model.config import END
 from prfaas_ref.model.hybrid import HybridModel
 from prfaas_ref.model.schedule import Schedule
 from prfaas_ref.model.state import HybridState
@@ -77,7 +76,7 @@ def generate(
     max_tokens: int = 32,
     on_token: Callable[[int], None] | None = None,
 ) -> Generation:
-    """Greedy continuation of a prompt (bytes, or token ids), in this process alone; stops after the end token."""
+    """Greedy continuation of a prompt (bytes, or token ids), in this process alone; stops after an end token."""
     tokens = list(prompt)
     if not tokens:
         raise UserError("the prompt is empty; give at least one byte")
@@ -95,6 +94,6 @@ def generate(
             out.append(greedy(logits))
             if on_token:
                 on_token(out[-1])
-            if len(out) == max_tokens or out[-1] == END:
+            if len(out) == max_tokens or out[-1] in model.config.end_tokens:
                 return Generation(out, digest.hexdigest())
             logits = model.forward(torch.tensor([out[-1:]], device=model.device), state, pages)[0, -1]

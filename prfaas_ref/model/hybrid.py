@@ -47,11 +47,12 @@ class HybridModel:
     ) -> Tensor:
         """Process tokens [B, n] (int64) after what `state` holds: B == 1, or n == 1.
 
-        Advances `state` and writes `pages` in place; the page tables must already cover the new tokens. A layer works
-        through all tokens before the next one starts; `cuts` are absolute positions at which it pauses, and
-        on_cell(layer, position) is called at each of them and at the end, when that layer's state is the one after
-        `position` tokens and its pages up to there are final. Returns the float32 logits [B, len(rows), vocab] after
-        the given ones of the n tokens, by default the last.
+        Advances `state` and writes `pages` (of `new_pages`) in place; state.tables[b][j] is the page of request b's
+        tokens from j * block on, and the tables must already cover the new tokens. A layer works through all tokens
+        before the next one starts; `cuts` are absolute positions at which it pauses, and on_cell(layer, position) is
+        called at each of them and at the end, when that layer's state is the one after `position` tokens and its pages
+        up to there are final. Returns the float32 logits [B, len(rows), vocab] after the given ones of the n tokens, by
+        default the last.
         """
         pieces = Schedule.pieces(state, tokens.shape[1], cuts, self.config, self.device)
         xs = list(self.embed[tokens].split([piece.n for piece in pieces], dim=1))

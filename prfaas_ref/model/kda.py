@@ -105,7 +105,8 @@ class KDA:
     def delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, a: Tensor, beta: Tensor, state: LayerState, schedule: Schedule
     ) -> Tensor:
-        """The tokens' outputs [B, n, H, V]: one row of each request's tile, or the tiles of one request in order."""
+        """q, k, a: [B, n, H, K], v: [B, n, H, V], beta: [B, n, H]; n or B is 1. The tokens' outputs [B, n, H, V]: one
+        row of each request's tile, or the tiles of one request in order."""
         inputs, C = (q, k, v, a, beta), self.config.grid.tile
         if schedule.n == 1:
             return next_row(*(x[:, 0] for x in inputs), state, schedule.row)[:, None]

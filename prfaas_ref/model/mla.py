@@ -21,6 +21,7 @@ class MLA:
 
     @staticmethod
     def weight_shapes(shape: MLAShape, d: int) -> dict[str, tuple[int, ...]]:
+        """Names of the weights and their shapes, [out, in], for hidden size d."""
         H, rank = shape.num_heads, shape.q_lora_rank
         q_out = H * (shape.qk_nope_head_dim + shape.qk_rope_head_dim)
         q_low = {"q_a_proj.weight": (rank, d), "q_a_layernorm.weight": (rank,), "q_b_proj.weight": (q_out, rank)}
@@ -48,7 +49,10 @@ class MLA:
         self.slab, self.scale = slab, (shape.qk_nope_head_dim + shape.qk_rope_head_dim) ** -0.5
 
     def __call__(self, x: Tensor, pages: Tensor, schedule: Schedule) -> Tensor:
-        """x: [B, n, d], normed. Writes the new tokens' rows into their pages, then attends. Returns [B, n, d]."""
+        """x: [B, n, d], normed; pages: [n_pages, block, token_width], this layer's.
+
+        Writes the new tokens' rows into their pages, then attends. Returns [B, n, d].
+        """
         B, n, _ = x.shape
         q, c, k_shared = self.into(x.flatten(0, 1)).split(self.widths, dim=-1)
         c = torch.cat((rms_norm(c, self.latent_norm, self.shape.latent_norm_eps), k_shared), dim=-1)

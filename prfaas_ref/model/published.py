@@ -5,6 +5,7 @@ writes (`layer_types`, `linear_head_dim`, ...). Our extensions of `linear_attn_c
 differ from what the family has: `value_head_dim` (K), `num_value_heads` (num_heads), `gate_lower_bound` (none).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from prfaas_ref.errors import UserError
@@ -38,8 +39,7 @@ def config_from_published(published: dict[str, Any]) -> HybridConfig:
     for name, values in ONLY.items():
         if published.get(name, values[0]) not in values:
             raise UserError(f"config.json: {name} is {published[name]!r}; only {values[0]!r} is supported")
-    linear = published.get("linear_attn_config") or {}
-    linear = {**{ours: published[name] for ours, name in LINEAR.items() if name in published}, **linear}
+    linear = linear_fields(published)
     missing = [name for name in ("num_hidden_layers", "num_attention_heads", *TOP, *MLA_NAMES) if name not in published]
     missing += [f"linear_attn_config.{name}" for name in LINEAR if name not in linear]
     if published.get("num_experts"):
@@ -64,9 +64,23 @@ def config_from_published(published: dict[str, Any]) -> HybridConfig:
                 q_lora_rank=published.get("q_lora_rank"),
             ),
             moe=moe_from_published(published) if published.get("num_experts") else None,
+            end_tokens=end_tokens(published.get("eos_token_id")),
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UserError(f"config.json: {error}") from error
+
+
+def end_tokens(eos_token_id: int | list[int] | None) -> tuple[int, ...]:
+    """The tokens that end an answer: none, one or several."""
+    return () if eos_token_id is None else (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
+
+
+def linear_fields(published: Mapping[str, Any]) -> dict[str, Any]:
+    """linear_attn_config, whichever of the two layouts a config has; empty if neither."""
+    theirs = {ours: published[name] for ours, name in LINEAR.items() if name in published}
+    if "num_heads" not in theirs:  # the other fields' names are used by other families too
+        theirs = {}
+    return {**theirs, **(published.get("linear_attn_config") or {})}
 
 
 def layer_kinds(published: dict[str, Any], linear: dict[str, Any]) -> tuple[str, ...]:
@@ -119,7 +133,7 @@ def moe_from_published(published: dict[str, Any]) -> MoE:
 
 def config_to_published(config: HybridConfig) -> dict[str, Any]:
     """The inverse, in the layout other readers of kimi_linear understand. Raises ValueError for kinds it has not."""
-    kda, mla, n = config.kda, config.mla, len(config.layer_kinds)
+    kda, mla, n, ends = config.kda, config.mla, len(config.layer_kinds), list(config.end_tokens)
     if kda is None or mla is None or not set(config.layer_kinds) <= {KDA, MLA}:
         raise ValueError("only models of kda and mla layers have a published layout")
     linear = {
@@ -145,9 +159,8 @@ def config_to_published(config: HybridConfig) -> dict[str, Any]:
         **{name: getattr(mla, name) for name in MLA_NAMES},
         **{name: values[0] for name, values in ONLY.items()},
         **{name: getattr(config, name) for name in TOP},
-        **dict.fromkeys(
-            ("pad_token_id", "bos_token_id", "eos_token_id")
-        ),  # other readers' defaults need a vast vocabulary
+        **dict.fromkeys(("pad_token_id", "bos_token_id")),  # other readers' defaults need a vast vocabulary
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "linear_attn_config": linear,
         "mlp_layer_types": ["sparse" if config.moe and i in config.moe.layers else "dense" for i in range(n)],
         **(moe_to_published(config.moe) if config.moe else {"num_experts": 0}),

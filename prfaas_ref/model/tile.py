@@ -12,14 +12,15 @@ a_t = exp(g_t) and decay(j -> i) = a_{j+1} ... a_i, row i of the tile satisfies
 
 Row i needs rows <= i only. So prefill evaluates the rows of many tiles together (`tile_rows`), and decode evaluates one
 more row from what the earlier ones left (`next_row`): X, the keys so far, each decayed to the newest row; [U | W], the
-solved rows; P, the decay from the start. Rows to come are zero in both. Each line above is one matrix product in both,
-of the same inner shape, with a multiple of 4 rows, so that no row's bits depend on how many rows or tiles go together
-(exact.py): that is why a token's output is the same by prefill and by decode.
+solved rows; P, the decay from the start. Rows to come are zero in both. The lines come in pairs: (A, R), (U, W) and
+(O, Q) are one matrix product each, W S, Q S and the update of S one more each. A product has the same inner size in
+prefill and in decode (K, or C = 16, never the number of rows so far) and a multiple of 4 rows, so that no row's bits
+depend on how many rows or tiles go together (exact.py): that is why a token's output is the same by both.
 
 Nothing here can overflow: a decay is only ever a *product* of numbers in [0, 1], and underflow to zero is the right
 answer. Nothing is divided by a decay, and no sums of logarithms are subtracted.
 
-Letters: N tiles, B requests, H heads, K key dim, V value dim, C = 16 rows of a tile.
+Letters: N tiles, B requests, H heads, K key dim, V value dim, C = 16 rows of a tile, n rows of this call.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,8 @@ class RowIndex:
 
 
 def fold(S: Tensor, X: Tensor, U: Tensor, W: Tensor, P: Tensor) -> Tensor:
-    """The state [.., K, V] at a tile's end from that at its start and the complete X, U, W, and P [.., K, 1]."""
+    """The state [.., K, V] after a tile's newest row, from that at its start and the rows of X, U, W so far (those to
+    come are zero), and P [.., K, 1]."""
     return add_bmm_rows(P * S, X.mT, add_bmm_rows(U, W, S, sign=-1))
 
 
@@ -80,7 +82,7 @@ def tile_rows(
         four, own = i // 2 * 4, i % 2 * 2
         X = add_key(X, first + i, k_i, a_i)
         AR = bmm_rows(kq[:, four : four + 4], X.mT)
-        UW = set_row(UW, first + i, rhs_i - bmm_rows(AR, UW)[:, own])
+        UW = set_row(UW, first + i, rhs_i - bmm_rows(AR, UW)[:, own])  # row i of UW is still zero: this sums j < i
         R.append(AR[:, own + 1])
     O, RW = bmm_rows(torch.stack(R, dim=1), UW).unflatten(0, (N, H)).split((V, K), dim=-1)
     tile.X, tile.UW, tile.P = X.unflatten(0, (N, H)), UW.unflatten(0, (N, H)), P[..., -1, :].contiguous()
@@ -107,7 +109,7 @@ def next_row(q: Tensor, k: Tensor, v: Tensor, a: Tensor, beta: Tensor, state: La
     rhs = torch.cat((beta[..., None] * v, k_decayed), dim=-1)
 
     AR = bmm_rows(pad_rows(kq, 4), state.X.mT)
-    state.UW[at.request, :, at.row] = rhs - bmm_rows(AR, state.UW)[..., 0, :]
+    state.UW[at.request, :, at.row] = rhs - bmm_rows(AR, state.UW)[..., 0, :]  # its own row is still zero: j < i
     O, RW = bmm_rows(AR, state.UW)[..., 1, :].split((V, K), dim=-1)
     o = O + bmm_rows((q_decayed - RW)[..., None, :], state.S)[..., 0, :]
     if at.last:

@@ -116,6 +116,7 @@ def test_every_fault_of_the_weights_is_listed_at_once(tmp_path: Path) -> None:
         (linear(kda_layers=[0, 1, 2, 4]), r"out of range \[0\]"),
         (linear(full_attn_layers=[4], kda_layers=[1, 2, 5]), r"missing \[3\], out of range \[5\]"),
         (linear(head_dim=0), "key_dim is 0; it must be positive"),
+        (published(hidden_size="128"), "config.json: "),
         (published(linear_attn_config=None), "lacks linear_attn_config.head_dim"),
         (published(model_type="llama"), "model_type is 'llama'; only 'kimi_linear'"),
         (published(mla_use_nope=False), "mla_use_nope is False; only True"),
@@ -142,6 +143,14 @@ def test_the_layout_that_transformers_writes_is_read_too() -> None:
     assert config_from_published({**native, "layer_types": types}) == config_from_published(PUBLISHED)
     with pytest.raises(UserError, match="no layer list"):  # no default ratio is assumed
         config_from_published(native)
+
+
+@pytest.mark.parametrize(("eos", "ends"), [(None, ()), (2, (2,)), ([2, 7], (2, 7))])
+def test_answers_end_where_the_config_says(eos: object, ends: tuple[int, ...]) -> None:
+    config = config_from_published({**PUBLISHED, "eos_token_id": eos})
+    assert config.end_tokens == ends
+    assert config_to_published(config)["eos_token_id"] == eos
+    assert config_from_published(config_to_published(config)) == config
 
 
 def test_experts_sit_where_the_config_says() -> None:

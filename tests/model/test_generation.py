@@ -1,6 +1,7 @@
 """Generation in one process, its digest, and the fingerprint that says who may be compared with whom."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,8 @@ def test_it_stops_after_the_end_token() -> None:
     weights["lm_head.weight"] = weights["lm_head.weight"].clone()
     weights["lm_head.weight"][END] = x[0, 0]  # which points where the model stands after this byte
     assert generate(HybridModel(model.config, weights), b"a", 5).tokens == [END]
+    another = HybridModel(replace(model.config, end_tokens=(7, 9)), weights)
+    assert len(generate(another, b"a", 5).tokens) == 5  # which token ends an answer is the model's own affair
 
 
 def test_ties_go_to_the_lowest_token_and_nothing_is_drawn_from_what_is_not_a_number() -> None:

@@ -82,9 +82,26 @@ def test_a_users_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert model["fixed_mib"] == 256 * 2 * 128 * 2 / 2**20
 
 
+def test_both_layouts_of_kimi_linear_have_one_size(tmp_path: Path) -> None:
+    published = json.loads((FOLDER / "kimi-linear-48b.json").read_text())
+    linear = published.pop("linear_attn_config")
+    n = published["num_hidden_layers"]
+    kinds = ["linear_attention" if i + 1 in linear["kda_layers"] else "full_attention" for i in range(n)]
+    flat = {"linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4, "layer_types": kinds}
+    shape, named = read_cache_shape(write(tmp_path, published | flat)), read_cache_shape("kimi-linear-48b")
+    assert (shape.layer_kinds, shape.layers) == (named.layer_kinds, named.layers)
+
+
+def test_a_last_group_that_is_not_whole_has_full_attention_only(tmp_path: Path) -> None:
+    ring = json.loads((FOLDER / "ring-2.5-1t.json").read_text())
+    shape = read_cache_shape(write(tmp_path, ring | {"num_hidden_layers": 18}))
+    assert shape.layer_kinds == (*(("lightning",) * 7 + ("mla",)) * 2, "mla", "mla")
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ({"num_hidden_layers": 2, "linear_attn_config": {"kda_layers": [1]}}, "without full_attn_layers"),
         ({"model_type": "mamba"}, "cannot be sized without num_hidden_layers"),
         ({"model_type": "mamba", "num_hidden_layers": 2}, "'mamba' is not known, and there is no linear_attn_config"),
         ({"model_type": "llama", "num_hidden_layers": 2}, "without hidden_size, num_attention_heads"),

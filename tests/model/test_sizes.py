@@ -23,10 +23,10 @@ def test_specs_are_what_the_model_allocates(name: str, dtype: str) -> None:
 
 
 def test_the_toy_by_hand() -> None:
-    S, window = 4 * 32 * 48 * 4, 3 * 4 * (32 + 32 + 48) * 4
+    S, window = 2 * 64 * 48 * 4, 3 * 2 * (64 + 64 + 48) * 4
     assert fixed_bytes(TOY, "float32") == 7 * (S + window)
     assert bytes_per_token(TOY, "bfloat16") == 2 * (64 + 16)
-    open_tile = 4 * 4 * (16 * 32 + 16 * (48 + 32) + 32)
+    open_tile = 4 * 2 * (16 * 64 + 16 * (48 + 64) + 64)
     assert live_bytes(TOY, "float32", 1) == fixed_bytes(TOY, "float32") + 7 * open_tile
     assert live_bytes(TOY, "float32", 64) == live_bytes(TOY, "float32", 16) == fixed_bytes(TOY, "float32")
 
