@@ -10,7 +10,6 @@ standard input ends, which is how it never outlives whatever started it.
 
 import argparse
 import os
-import sys
 import threading
 
 from prfaas_ref.commands.options import add_model_options, not_negative, positive, start_runtime
@@ -56,5 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
 def end_with_stdin() -> None:
     """End this process, whatever it is doing, when the other end of its standard input has gone."""
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not sys.stdin: an interpreter that ends must not wait for its lock
+        pass
     os._exit(0)

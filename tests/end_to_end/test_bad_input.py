@@ -128,3 +128,12 @@ def test_workers_end_when_their_front_end_is_killed_while_they_start(tmp_path: P
     demo.kill()
     demo.communicate(timeout=30)
     wait_until_gone(workers)
+
+
+def test_a_supervised_worker_that_cannot_start_says_why_in_a_line(tmp_path: Path) -> None:
+    words = ("worker", "--role", "prefill", "--cluster", "pd", "--supervised", "--model", str(tmp_path))
+    with subprocess.Popen([*PRFAAS, *words], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as worker:
+        assert worker.wait(timeout=60) == 2  # while its standard input is open
+        assert worker.stderr is not None
+        (line,) = worker.stderr.read().decode().splitlines()
+    assert line.startswith("prfaas: ") and "no readable config.json" in line
