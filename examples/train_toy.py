@@ -1,24 +1,28 @@
-"""Train the toy: 1.7 M weights that read a text with facts in it and answer questions about them.
+"""Train the toy: 1.5 M weights that read a text with facts in it and answer questions about them.
 
-  python examples/train_toy.py --out build/toy                 an hour on one core
-  python examples/train_toy.py --out build/toy                 stopped? the same line goes on where it was
-  prfaas recall --model build/toy                              examine what came out
+  torchrun --nproc-per-node 2 examples/train_toy.py --out build/toy      an hour on two cores
+  (the same line again)                                                  stopped? it goes on where it was
+  python examples/train_toy.py --out build/toy                           on one core, half the text in each step
+  prfaas recall --model build/toy                                        examine what came out
 
 The text is made up as it goes (prfaas_ref/model/facts.py), so no document is seen twice; the model is the toy's, run by
 its differentiable twin (prfaas_ref/model/training.py). What made it learn in so little time:
 
 * notes first: "blue lamp 48. red door 12. blue lamp 48. ", short, dense, and nothing to learn but which code is whose;
 * then notes mixed with sentences and questions about them, and longer texts with more facts whenever that goes well;
+* things that share their colour or their noun with others, so that half a name is not enough;
 * the digits of answers, a few percent of the text, weigh twice as much as all the rest of it together, and the digits
   that nobody can foresee, a fact's own, weigh nothing;
 * Muon for the matrices inside the layers (orthogonalised momentum), AdamW for the rest;
-* decays spread over the heads at the start, from "forgets within a word" to "keeps for thousands of tokens".
+* decays spread over heads and channels, from "forgets within a word" to "keeps for thousands of tokens".
 
 What is kept, and shipped, is a running average of the weights, in bfloat16.
 """
 
 import argparse
 import csv
+import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -26,6 +30,7 @@ from random import Random
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.nn import functional as F
 from tqdm import tqdm
 
@@ -35,9 +40,13 @@ from prfaas_ref.model.config import TOY
 from prfaas_ref.model.hybrid import HybridModel
 from prfaas_ref.model.training import Weights, logits
 from prfaas_ref.model.weights import random_weights, stays_float32
+from prfaas_ref.serving import recall
 
-EXAMINED = (512, 1024, 2048, 4096)
+EXAMINED = {512: 4, 1024: 4, 2048: 2, 4096: 1}
+"""Documents per examination, by length."""
+
 COLUMNS = ("step", "seconds", "level", "answer_loss", "text_loss", "digits_right", *(f"at_{T}" for T in EXAMINED))
+RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 # Practice -------------------------------------------------------------------------------------------------------------
@@ -46,19 +55,19 @@ COLUMNS = ("step", "seconds", "level", "answer_loss", "text_loss", "digits_right
 LEVELS = (256, 256, 512, 1024, 2048, 4096)
 """Sequence lengths, from the first practice to the last. The first level has notes only."""
 
-PASSED = 0.9
+PASSED = 0.88
 """Share of digits right, on average of late, that opens the next level."""
 
 
 def practice(random: Random, level: int) -> facts.Lesson:
     """One sequence. Where there is room, mostly a document and then questions, of up to 24 facts."""
     T, form = LEVELS[level], random.random()
-    if level == 0 or form < 0.2:
+    if level == 0 or form < 0.1:
         return facts.notes(random, T, random.randint(2, 3 + T // 128))
-    if form < (0.8 if T == 256 else 0.4):
+    if form < (0.6 if T == 256 else 0.3):
         return facts.dialogue(random, T, random.randint(2, 2 + T // 128))
     n_facts = random.randint(2, min(T // 80, 24))
-    return facts.lesson(random, T, n_facts, min(n_facts, 16))
+    return facts.lesson(random, T, n_facts, min(n_facts, T // 100))
 
 
 def batch(lessons: list[facts.Lesson]) -> tuple[Tensor, Tensor]:
@@ -77,14 +86,17 @@ def losses(weights: Weights, tokens: Tensor, kinds: Tensor) -> tuple[Tensor, Ten
     return each[answer].mean(), each[kind == facts.PLAIN].mean(), right
 
 
-@torch.no_grad()
 def examine(weights: Weights, step: int) -> list[float]:
-    """The share of digits right in fresh documents with 8 facts, by length."""
-    shares = []
-    for T in EXAMINED:
-        random = Random(f"examination {step} {T}")
-        lessons = [facts.lesson(random, T, 8, 5) for _ in range(4096 // T)]
-        shares.append(losses(weights, *batch(lessons))[2].item())
+    """The share of answers with every digit right, as `prfaas recall` counts them, by length; 8 facts a document."""
+    model, shares = HybridModel(TOY, weights), []
+    for T, n_documents in EXAMINED.items():
+        right = [
+            recall.says(answers["accuracy"].tokens) == str(fact.code)
+            for i in range(n_documents)
+            for text in [facts.document(Random(f"examination {step} {T} {i}"), T, 8)]
+            for fact, answers in zip(text.facts, recall.ask_alone(model, text), strict=True)
+        ]
+        shares.append(sum(right) / len(right))
     return shares
 
 
@@ -98,7 +110,7 @@ def initial_weights(seed: int) -> Weights:
         if name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight")):
             tensor *= (2 * len(TOY.layer_kinds)) ** -0.5
         elif name.endswith("A_log"):
-            tensor.copy_(torch.tensor([0.06, 0.4, 2.0, 8.0]).log().view_as(tensor))
+            tensor.copy_(torch.linspace(math.log(0.1), math.log(4.0), tensor.numel()).view_as(tensor))
         elif "embed" in name:
             tensor *= 0.5
     return {name: tensor.requires_grad_() for name, tensor in weights.items()}
@@ -169,11 +181,15 @@ class Training:
         for optimiser, rates in zip(self.optimisers, self.rates, strict=True):
             for group, rate in zip(optimiser.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
-        random = Random(f"practice {self.seed} {self.step}")
-        level = self.level if random.random() < 0.6 else random.randrange(self.level + 1)
+        random = Random(f"level {self.seed} {self.step}")
+        level = self.level if random.random() < 0.2 else random.randrange(self.level + 1)
+        random = Random(f"practice {self.seed} {self.step} {RANK}")
         lessons = [practice(random, level) for _ in range(max(1, batch_tokens // LEVELS[level]))]
         answer, text, right = losses(self.weights, *batch(lessons))
         (answer + 0.5 * text).backward()
+        right = right.detach()
+        if PROCESSES > 1:
+            right = self.share_out(right)
         torch.nn.utils.clip_grad_norm_(self.weights.values(), 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
@@ -181,12 +197,22 @@ class Training:
         with torch.no_grad():
             keep = min(0.99, self.step / (self.step + 10))
             torch._foreach_lerp_(list(self.average.values()), list(self.weights.values()), 1 - keep)
-        self.right = self.right.lerp(right.detach(), 0.05)
+        self.right = self.right.lerp(right, 0.05)
         if self.right > PASSED and self.level + 1 < len(LEVELS):
             self.level, self.right = self.level + 1, torch.zeros(())
         self.step += 1
         self.seconds += time.monotonic() - began
         return [answer.item(), text.item(), right.item()]
+
+    def share_out(self, right: Tensor) -> Tensor:
+        """Make the gradients the average over all processes, each of which practised on its own text; `right` too."""
+        gradients = [t.grad for t in self.weights.values()]
+        together = torch.cat([right.view(1), *(g.flatten() for g in gradients)])
+        dist.all_reduce(together)
+        right, *averages = (together / PROCESSES).split([1, *(g.numel() for g in gradients)])
+        for gradient, average in zip(gradients, averages, strict=True):
+            gradient.copy_(average.view_as(gradient))
+        return right[0]
 
     def save(self) -> None:
         """The whole training, to go on from, and the model as it stands, in bfloat16."""
@@ -218,28 +244,29 @@ class Training:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="where the checkpoint and the curve go")
-    parser.add_argument("--steps", type=int, default=2400, help="steps in all (2400)")
-    parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a step (4096)")
+    parser.add_argument("--steps", type=int, default=4000, help="steps in all (4000)")
+    parser.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a step, per process (4096)")
     parser.add_argument("--cooldown", type=float, default=0.5, help="last part, in which the rate falls (0.5)")
-    parser.add_argument("--every", type=int, default=80, help="steps from save to save (80)")
+    parser.add_argument("--every", type=int, default=200, help="steps from save to save (200)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
 
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)  # more processes are faster than more threads at these sizes
+    if PROCESSES > 1:
+        dist.init_process_group("gloo")
     args.out.mkdir(parents=True, exist_ok=True)
     training = Training(args.out, args.seed)
     if (args.out / "training.pt").exists():
         training.resume()
     curve = args.out / "curve.csv"
-    if training.step == 0:
+    if training.step == 0 and RANK == 0:
         curve.write_text(",".join(COLUMNS) + "\n")
     recent: list[list[float]] = []
-    bar = tqdm(total=args.steps, initial=training.step, disable=not sys.stderr.isatty())
+    bar = tqdm(total=args.steps, initial=training.step, disable=RANK > 0 or not sys.stderr.isatty())
     while training.step < args.steps:
         recent.append(training.advance(args.steps, args.batch_tokens, args.cooldown))
         bar.update()
-        if training.step % args.every == 0 or training.step == args.steps:
+        if RANK == 0 and (training.step % args.every == 0 or training.step == args.steps):
             means = torch.tensor(recent).mean(0).tolist()
             numbers = [*means, *examine(training.average, training.step)]
             with curve.open("a", newline="") as file:
@@ -248,6 +275,8 @@ def main() -> None:
             training.save()
             bar.set_postfix_str(f"answers {means[2]:.0%} of digits, text {means[1]:.2f} nats")
             recent.clear()
+    if PROCESSES > 1:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

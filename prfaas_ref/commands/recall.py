@@ -3,8 +3,7 @@
 Documents of several lengths are made up, with facts scattered in them ("the code of the blue lamp is 48."). One worker
 process reads each; its cache crosses a TCP link to a second one, which draws the digits of every answer. An answer is
 right when all its digits are. The same is computed in this process alone, and every served answer must be equal to that
-to the byte. Controls follow, with a part of the cache blanked at the
-hand-off: what is lost tells what that part carried.
+to the byte. Controls follow, with a part of the cache blanked at the hand-off: what is lost tells what it carried.
 
   accuracy        share of the facts told right
   state zeroed    the same without the recurrent state of the KDA layers
@@ -15,6 +14,7 @@ Exit status 1 when any served answer differs from the single process.
 
   prfaas recall
   prfaas recall --contexts 512,8192 --facts 16 --samples 20
+  prfaas recall --text README.md
   prfaas recall --json | jq '.contexts["2048"]'
 """
 
@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prfaas_ref.commands.deployment import run_deployment
-from prfaas_ref.commands.options import MAX_PROMPT_TOKENS, add_model_options, open_model, positive, start_runtime
+from prfaas_ref.commands.options import (
+    MAX_PROMPT_TOKENS,
+    add_model_options,
+    open_model,
+    positive,
+    read_prompt,
+    start_runtime,
+)
+from prfaas_ref.model.facts import quoting, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,17 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--facts", type=facts, default=8, metavar="N", help="facts in each document, all asked (8)")
     parser.add_argument("--samples", type=positive(int), default=8, metavar="N", help="documents of each length (8)")
+    parser.add_argument("--text", metavar="FILE", help="hide the facts among the words of this file")
     add_model_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
+    filler = quoting(read_prompt(args.text).decode("utf-8", "replace")) if args.text else sentence
     start_runtime(args)
     from tqdm import tqdm
 
     from prfaas_ref.serving import recall
 
-    samples = recall.draw_samples(args.contexts, args.samples, args.facts, args.seed)
+    samples = recall.draw_samples(args.contexts, args.samples, args.facts, args.seed, filler)
     model = open_model(args)
     n_questions = sum(len(sample.document.facts) for sample in samples)
     bar = tqdm(total=2 * n_questions, desc="ask, then check", leave=False, disable=not sys.stderr.isatty())

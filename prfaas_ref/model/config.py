@@ -46,6 +46,7 @@ class HybridConfig:
     lightning: LightningShape | None = None
     moe: MoE | None = None
     rms_norm_eps: float = 1e-5
+    end_tokens: tuple[int, ...] = ()  # an answer ends with any of them
     grid: Grid = field(default_factory=Grid)
 
     def __post_init__(self) -> None:
@@ -94,7 +95,8 @@ TOY = HybridConfig(
     vocab_size=BYTES + 1,
     hidden_size=128,
     intermediate_size=256,
-    kda=KDAShape(num_heads=4, key_dim=32, value_dim=48, num_value_heads=4),
+    end_tokens=(END,),
+    kda=KDAShape(num_heads=2, key_dim=64, value_dim=48, num_value_heads=2),
     mla=MLAShape(num_heads=4, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32),
 )
 
@@ -104,6 +106,7 @@ TOY_MOE = HybridConfig(
     vocab_size=BYTES + 1,
     hidden_size=128,
     intermediate_size=256,
+    end_tokens=(END,),
     kda=KDAShape(num_heads=2, key_dim=32, value_dim=48, num_value_heads=4),
     mla=MLAShape(num_heads=3, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32, q_lora_rank=64),
     moe=MoE(

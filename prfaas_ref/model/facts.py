@@ -8,6 +8,8 @@ One token is one byte, and token 256 ends an answer. `examples/train_toy.py` lea
 """
 
 import re
+import string
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -29,6 +31,7 @@ PLACES = ("market", "river", "garden", "house", "school", "harbour", "forest", "
 TIMES = ("in the morning", "in the evening", "at noon", "after the rain", "before dinner", "last night")
 
 CODES = range(10, 100)
+Filler = Callable[[Random], str]
 QUESTION = re.compile(r"what is the code of the (\w+) (\w+)\?")
 
 
@@ -84,22 +87,46 @@ def sentence(random: Random) -> str:
     return f"{who} {random.choice(RESTED)} in the {random.choice(PLACES)}."
 
 
-def draw_facts(random: Random, n: int) -> tuple[Fact, ...]:
+def quoting(text: str) -> Filler:
+    """A filler that quotes some words of a text, from anywhere in it."""
+    words = text.encode("ascii", "ignore").decode().split() or [""]
+
+    def quote(random: Random) -> str:
+        start = random.randrange(len(words))
+        return " ".join(words[start : start + random.randint(4, 12)])[:80]
+
+    return quote
+
+
+def babble(random: Random) -> str:
+    """Some words of no language, in place of a sentence: facts are to be found in any text."""
+    letters = string.ascii_lowercase if random.random() < 0.6 else string.ascii_letters + string.digits + "-,;:()\n"
+    words = ["".join(random.choices(letters, k=random.randint(1, 9))) for _ in range(random.randint(3, 10))]
+    return " ".join(words) + "."
+
+
+def draw_facts(
+    random: Random, n: int, colours: Sequence[str] = COLOURS, things: Sequence[str] = THINGS
+) -> tuple[Fact, ...]:
     """n facts about different things; two may share their colour, their noun or their code."""
-    things = random.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], n)
-    return tuple(Fact(thing, random.choice(CODES)) for thing in things)
+    named = random.sample([f"{colour} {thing}" for colour in colours for thing in things], n)
+    return tuple(Fact(thing, random.choice(CODES)) for thing in named)
 
 
-def document(random: Random, n_bytes: int, n_facts: int) -> Document:
+def document(random: Random, n_bytes: int, n_facts: int, filler: Filler = sentence) -> Document:
     """A text of at most n_bytes, and nearly so, with n_facts scattered in it (fewer only if they do not fit)."""
-    facts = draw_facts(random, n_facts)
+    return write_document(random, n_bytes, draw_facts(random, n_facts), filler)
+
+
+def write_document(random: Random, n_bytes: int, facts: tuple[Fact, ...], filler: Filler) -> Document:
+    """The document with these facts, and what the filler writes between them."""
     while facts and sum(len(f.sentence) + 1 for f in facts) > n_bytes:
         facts = facts[:-1]
     sentences = [fact.sentence for fact in facts]
     room = n_bytes - sum(len(s) + 1 for s in sentences)
-    while len(filler := sentence(random)) < room:
-        sentences.append(filler)
-        room -= len(filler) + 1
+    while len(other := filler(random)) < room:
+        sentences.append(other)
+        room -= len(other) + 1
     random.shuffle(sentences)
     return Document(" ".join(sentences), facts)
 
@@ -142,21 +169,36 @@ class Lesson:
         self.kinds.append(PLAIN)
 
 
+def confusable(random: Random, n: int) -> tuple[Fact, ...]:
+    """n facts for practice. In many, nouns or colours are shared by several things, so that half a name is no use."""
+    form, colours, things, shared = random.random(), COLOURS, THINGS, -(-n // 2)
+    if form < 0.4:
+        things = random.sample(THINGS, random.randint(-(-n // len(COLOURS)), min(shared, len(THINGS))))
+    elif form < 0.6:
+        colours = random.sample(COLOURS, random.randint(-(-n // len(THINGS)), min(shared, len(COLOURS))))
+    return draw_facts(random, n, colours, things)
+
+
 def lesson(random: Random, n_tokens: int, n_facts: int, n_questions: int) -> Lesson:
-    """A document with its facts, then questions about some of them, n_tokens in all."""
+    """A document with its facts, then questions about any of them, n_tokens in all.
+
+    Each question may be about any fact, asked already or not: otherwise the last answers could be found by elimination.
+    """
     made, width = Lesson(), len("\nwhat is the code of the purple ladder? 48.") + 1
-    text = document(random, n_tokens - n_questions * width, n_facts)
+    room, told = n_tokens - n_questions * width, confusable(random, n_facts)
+    strange = random.random() < 0.1
+    text = write_document(random, room, told, babble if strange else sentence)
     made.say(text.text, CHANCE)
-    to_ask: list[Fact] = []
+    if strange:
+        made.kinds = [CHANCE] * len(made.tokens)
     while len(made.tokens) < n_tokens:
-        to_ask = to_ask or random.sample(text.facts, len(text.facts))
-        made.ask(to_ask.pop())
+        made.ask(random.choice(text.facts))
     return cut(made, n_tokens)
 
 
 def notes(random: Random, n_tokens: int, n_facts: int) -> Lesson:
     """Facts in the shortest form, again and again in any order: where binding a code to its thing is learned."""
-    made, untold, known = Lesson(), list(draw_facts(random, n_facts)), []
+    made, untold, known = Lesson(), list(confusable(random, n_facts)), []
     while len(made.tokens) < n_tokens:
         new = untold and (len(known) < 2 or random.random() < 0.3)
         if new:
@@ -168,7 +210,7 @@ def notes(random: Random, n_tokens: int, n_facts: int) -> Lesson:
 
 def dialogue(random: Random, n_tokens: int, n_facts: int) -> Lesson:
     """Facts as notes and as sentences, told, said again and asked about, other sentences between: dense practice."""
-    made, untold, known = Lesson(), list(draw_facts(random, n_facts)), []
+    made, untold, known = Lesson(), list(confusable(random, n_facts)), []
     while len(made.tokens) < n_tokens:
         kind = random.random()
         if kind < 0.1:

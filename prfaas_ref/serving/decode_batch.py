@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from prfaas_ref.cache.allocation import Allocation
-from prfaas_ref.model.config import END
 from prfaas_ref.model.generation import greedy
 from prfaas_ref.model.state import HybridState
 from prfaas_ref.serving.engine import Engine
@@ -24,11 +23,12 @@ class Running:
     alloc: Allocation
     token: int
     remaining: int
+    end_tokens: tuple[int, ...] = ()
     rolling: tuple[int, Tensor] | None = None  # the state at its last block end: the snapshot to keep when it ends
 
     @property
     def finished(self) -> bool:
-        return self.remaining == 0 or self.token == END
+        return self.remaining == 0 or self.token in self.end_tokens
 
 
 @dataclass(frozen=True)

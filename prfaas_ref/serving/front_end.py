@@ -25,7 +25,6 @@ from typing import Any
 from prfaas_ref.cache.allocation import PrefixMatch
 from prfaas_ref.cache.keys import Namespace
 from prfaas_ref.cache.manager import GlobalKVCacheManager
-from prfaas_ref.model.config import END
 from prfaas_ref.request import Request, RequestRecord
 from prfaas_ref.scheduler.fleet import LinkView, WorkerView, muster
 from prfaas_ref.scheduler.router import Decision, Refusal, Router
@@ -45,15 +44,16 @@ class Served:
     """A request's record, its tokens, and the digest over the logits they were drawn from."""
 
     record: RequestRecord
+    end_tokens: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
-    local_bytes: int = 0
+    local_bytes: int = 0  # handed over inside the PD cluster, so not over the link
     digest: Any = field(default_factory=hashlib.sha256)
     on_token: Callable[[int], object] | None = None
 
     @property
     def finished(self) -> bool:
         """Whether the last token that it may have has come."""
-        return len(self.tokens) == self.record.request.max_tokens or self.tokens[-1:] == [END]
+        return len(self.tokens) == self.record.request.max_tokens or bool({*self.tokens[-1:]} & {*self.end_tokens})
 
     def add(self, event: Message) -> None:
         self.tokens.append(event["token"])
@@ -104,11 +104,11 @@ class FrontEnd:
         """
         if request.token_ids is None or request.request_id in self._in_flight:
             raise ValueError(f"request {request.request_id} has no token_ids, or its id is in flight already")
-        served = Served(RequestRecord(request), on_token=on_token)
+        hello = self.workers[0].hello
+        served = Served(RequestRecord(request), tuple(hello["end_tokens"]), on_token=on_token)
         record, start = served.record, self._now()
-        vocab = min(worker.hello["vocab_size"] for worker in self.workers)
-        if not all(0 <= token < vocab for token in request.token_ids):
-            record.end("failed", start, f"InvalidToken: token ids are 0 to {vocab - 1}")
+        if not all(0 <= token < hello["vocab_size"] for token in request.token_ids):
+            record.end("failed", start, f"InvalidToken: token ids are 0 to {hello['vocab_size'] - 1}")
             return served
         self._in_flight.add(request.request_id)
         try:
@@ -225,10 +225,15 @@ class FrontEnd:
             inbox.put_nowait((worker, message))
 
     def _on_link(self, report: Message) -> None:
-        """A sample of the link between the clusters: a link that held its sender back showed what it can carry."""
+        """A sample of the link between the clusters: a link that held its sender back showed what it can carry, unless
+        nothing was confirmed yet: what is on its way shows nothing.
+        """
+        goodput = report["goodput_bits_per_s"]
         if report["limited_by"] in ("rate", "network"):
-            self.link.bits_per_s = max(report["goodput_bits_per_s"], 1.0)
-        self.link.utilization = min(1.0, report["goodput_bits_per_s"] / self.link.bits_per_s)
+            if not goodput:
+                return
+            self.link.bits_per_s = goodput
+        self.link.utilization = min(1.0, goodput / self.link.bits_per_s)
 
     def _on_lost(self, worker: Worker, why: str) -> None:
         self.caches.forget(worker.cache_name)

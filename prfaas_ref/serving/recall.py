@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prfaas_ref.model.facts import Document, document
+from prfaas_ref.model.facts import Document, Filler, document, sentence
 from prfaas_ref.model.generation import PIECE, greedy, logits_bytes, prefill
 from prfaas_ref.model.hybrid import HybridModel
 from prfaas_ref.model.state import HybridState
@@ -37,10 +37,12 @@ class Sample:
     document: Document
 
 
-def draw_samples(contexts: Iterable[int], n_samples: int, n_facts: int, seed: int) -> list[Sample]:
+def draw_samples(
+    contexts: Iterable[int], n_samples: int, n_facts: int, seed: int, filler: Filler = sentence
+) -> list[Sample]:
     """Fresh documents; those of one context do not depend on which others are asked for."""
     return [
-        Sample(f"{context}.{i}", context, document(Random(f"recall {seed} {context} {i}"), context, n_facts))
+        Sample(f"{context}.{i}", context, document(Random(f"recall {seed} {context} {i}"), context, n_facts, filler))
         for context in contexts
         for i in range(n_samples)
     ]

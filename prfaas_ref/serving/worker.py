@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from prfaas_ref.model.checkpoint import load_model
 from prfaas_ref.model.fingerprint import fingerprint
@@ -30,6 +30,12 @@ from prfaas_ref.transport.server import Server
 from prfaas_ref.units import KIB, MIB, mbps
 
 FRONT_END_S, POLL_S = 120.0, 0.2
+FIELDS = {  # of the front end's messages; `require_fields` says what each may be
+    "expect": ("key", "tokens", "max_tokens", "deadline_s"),
+    "prefill": ("key", "tokens", "to_port", "deadline_s"),
+    "start": ("key", "token"),
+    "release": ("key",),
+}
 CHUNK_BYTES = 128 * KIB  # small beside a toy's layer, so that layers overlap on the wire
 
 
@@ -97,24 +103,47 @@ def run_worker(options: WorkerOptions) -> None:
             "data_port": data_port,
             "fingerprint": print_of.digest,
             "vocab_size": model.config.vocab_size,
+            "end_tokens": model.config.end_tokens,
             "block_size": model.config.grid.block,
         }
         print(json.dumps(hello), flush=True)
         control.accept(FRONT_END_S)
-        serve(control, role)
+        serve(control, role, model.config.vocab_size)
 
 
-def serve(control: ControlPort, role: Role) -> None:
+def require_fields(message: Message, vocab_size: int) -> None:
+    """Raises ValueError naming the first field of a front end's message that is missing or makes no sense."""
+
+    def is_token(value: object) -> bool:
+        return type(value) is int and 0 <= value < vocab_size
+
+    makes_sense: dict[str, Callable[[Any], bool]] = {
+        "key": lambda value: type(value) is str,
+        "tokens": lambda value: type(value) is list and len(value) > 0 and all(map(is_token, value)),
+        "token": is_token,
+        "max_tokens": lambda value: type(value) is int and 0 < value < 1 << 31,
+        "to_port": lambda value: type(value) is int and 0 < value < 1 << 16,
+        "deadline_s": lambda value: type(value) in (int, float) and abs(value) <= 1e9,
+    }
+    if message["type"] not in FIELDS:
+        raise ValueError(f"there is no message {message['type'][:40]!r}")
+    for name in FIELDS[message["type"]]:
+        if not makes_sense[name](message.get(name)):
+            raise ValueError(f"{message['type']}: {name} cannot be {str(message.get(name))[:40]!r}")
+
+
+def serve(control: ControlPort, role: Role, vocab_size: int) -> None:
     """The main loop: messages first, then one piece of work. Pings are answered while it computes."""
     inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
 
     def answer(message: Message) -> None:
         if message["type"] == "ping":
             control.send({"type": "pong"})
-        else:
-            if message["type"] == "release":
-                role.released(message["key"])
-            inbox.put(message)
+            return
+        require_fields(message, vocab_size)
+        if message["type"] == "release":
+            role.released(message["key"])
+        inbox.put(message)
 
     def read() -> None:
         try:

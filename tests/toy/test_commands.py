@@ -60,6 +60,14 @@ def test_recall_reports_every_context():
         assert {"accuracy", "state_zeroed", "pages_zeroed", "state_bfloat16"} < set(row)
 
 
+def test_recall_hides_facts_in_a_text_of_ones_own(tmp_path):
+    (tmp_path / "own.txt").write_text("Zebras quietly juggle xylophones; nobody pays. " * 9)
+    result = output("recall", "--contexts", "200", "--facts", 2, "--samples", 1, "--text", tmp_path / "own.txt")
+    assert result["contexts"]["200"]["exact"] is True
+    with pytest.raises(UserError, match="cannot read"):
+        recall.run(parse(recall, "--text", tmp_path / "none.txt"))
+
+
 @pytest.mark.parametrize("bad", ["", "63", "512,512", "512,x", "1000000"])
 def test_recall_refuses_odd_contexts(bad):
     with pytest.raises(argparse.ArgumentTypeError, match="is not a list of different lengths"):

@@ -39,10 +39,31 @@ def test_answers_are_what_the_text_before_them_says(seed, n_tokens, n_facts, as_
 
 
 @given(seeds)
-def test_only_a_facts_own_digits_are_left_to_chance(seed):
+def test_only_what_nobody_can_foresee_is_left_to_chance(seed):
     made = facts.lesson(Random(seed), 512, 4, 3)
-    for token, kind in zip(made.tokens, made.kinds, strict=True):
-        assert (kind == facts.PLAIN) == (not (token < 256 and chr(token).isdigit()))
+    asked_from = bytes(t for t in made.tokens if t < 256).index(b"\nwhat is the code of")
+    document, questions = made.kinds[:asked_from], made.kinds[asked_from:]
+    digits = [token < 256 and chr(token).isdigit() for token in made.tokens]
+    babble = facts.PLAIN not in document
+    assert babble or document == [facts.CHANCE if digit else facts.PLAIN for digit in digits[:asked_from]]
+    assert questions == [facts.ANSWER if digit else facts.PLAIN for digit in digits[asked_from:]]
+
+
+def test_facts_for_practice_are_harder_to_tell_apart():
+    def shared(draw):
+        things = [fact.thing.split() for seed in range(200) for fact in draw(Random(seed), 6)]
+        groups = [things[i : i + 6] for i in range(0, len(things), 6)]
+        return sum(12 - len({c for c, _ in group}) - len({t for _, t in group}) for group in groups)
+
+    assert shared(facts.confusable) > 1.5 * shared(facts.draw_facts)
+    assert all(len({f.thing for f in facts.confusable(Random(seed), 24)}) == 24 for seed in range(50))
+
+
+@given(seeds, st.text(min_size=1))
+def test_a_document_may_quote_any_text(seed, text):
+    made = facts.document(Random(seed), 700, 5, facts.quoting(text))
+    assert len(made.text.encode()) <= 700 and len(made.facts) == 5
+    assert all(made.text.count(fact.sentence) == 1 for fact in made.facts)
 
 
 def test_questions_the_toy_knows_and_others():
