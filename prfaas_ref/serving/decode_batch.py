@@ -23,7 +23,7 @@ class Running:
     alloc: Allocation
     token: int
     remaining: int
-    end_tokens: tuple[int, ...] = ()
+    end_tokens: tuple[int, ...]
     rolling: tuple[int, Tensor] | None = None  # the state at its last block end: the snapshot to keep when it ends
 
     @property

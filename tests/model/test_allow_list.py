@@ -19,8 +19,8 @@ MOVES = {
     "alias", "arange", "cat", "chunk", "clone", "contiguous", "copy_", "detach_", "empty", "expand", "fill_",
     "flatten", "full", "gather", "index", "index_put_", "item", "lift_fresh", "mT", "masked_fill_", "new_ones",
     "new_zeros", "nonzero_numpy", "ones", "pad", "permute", "repeat_interleave", "reshape", "select", "slice",
-    "split_with_sizes", "stack", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as", "zeros",
-    "zeros_like",
+    "split", "split_with_sizes", "stack", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as",
+    "zeros", "zeros_like",
 }  # fmt: skip
 # Exact in any order, or on integers and truth values.
 EXACT = {

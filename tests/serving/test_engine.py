@@ -57,7 +57,7 @@ class Client:
         done = self.engine.prefill(prompt, alloc, state)
         self.tokens[key], self.digests[key] = [], hashlib.sha256()
         self._take(key, done.token, done.logits)
-        self.batch.join(Running(key, alloc, done.token, max_tokens - 1), state)
+        self.batch.join(Running(key, alloc, done.token, max_tokens - 1, self.engine.model.config.end_tokens), state)
         return done.cached_tokens
 
     def step(self) -> None:
@@ -114,7 +114,7 @@ def test_the_third_prompt_with_a_shared_beginning_starts_at_the_branch(engine: E
 
 
 def test_the_next_turn_hits_prompt_and_answer(engine: Engine) -> None:
-    turn, client, last_end = text(1, 200), Client(engine), 0
+    turn, client, last_end = text(2, 200), Client(engine), 0
     for i in range(4):
         cached = client.submit(f"turn{i}", turn, 70)
         client.finish()
