@@ -96,10 +96,12 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(tenant=TENANTS, tokens=TOKENS, stop=LENGTH, snapshots=st.booleans(), cancelled=st.booleans())
     def serve(self, tenant: str, tokens: list[int], stop: int, snapshots: bool, cancelled: bool) -> None:
-        """A whole request: written in two parts, unless it is cancelled after the first, perhaps a snapshot at the end
-        of each, then gone. Fills the pool fast."""
+        """A whole request: written in two parts, perhaps a snapshot at the end of each, then gone. Perhaps it was
+        cancelled after the first part, and is tried again. Fills the pool fast."""
         tokens, stop = self.stretched(tokens), self.length(stop)
-        self.run(tenant, tokens, [stop] if cancelled else [stop, len(tokens)], snapshots)
+        if cancelled:
+            self.run(tenant, tokens, [stop], snapshots)
+        self.run(tenant, tokens, [stop, len(tokens)], snapshots)
 
     def run(self, tenant: str, tokens: list[int], ends: list[int], snapshots: bool) -> None:
         live = self.examiner.allocate(tenant, tokens)
