@@ -23,12 +23,7 @@ class Running:
     alloc: Allocation
     token: int
     remaining: int
-    end_tokens: tuple[int, ...]
     rolling: tuple[int, Tensor] | None = None  # the state at its last block end: the snapshot to keep when it ends
-
-    @property
-    def finished(self) -> bool:
-        return self.remaining == 0 or self.token in self.end_tokens
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class DecodeBatch:
 
     def join(self, request: Running, state: HybridState) -> bool:
         """Take a request in, with the state after all tokens but its newest. False if it was finished already."""
-        if request.finished:
+        if self._finished(request):
             self._end(request)
             return False
         self._state = state if self._state is None else HybridState.stack([self._state, state])
@@ -88,9 +83,9 @@ class DecodeBatch:
         for request in self.running:
             if request.key in failed:
                 engine.free(request.alloc)
-            elif request.finished:
+            elif self._finished(request):
                 self._end(request)
-        self._drop(failed | {r.key for r in self.running if r.finished})
+        self._drop(failed | {r.key for r in self.running if self._finished(r)})
         return steps
 
     def _advance(self, request: Running, logits: Tensor) -> Step:
@@ -99,7 +94,10 @@ class DecodeBatch:
         except FloatingPointError as error:
             return Step(request.key, error=f"NonFinite: {error}")
         request.remaining -= 1
-        return Step(request.key, request.token, logits, request.finished)
+        return Step(request.key, request.token, logits, self._finished(request))
+
+    def _finished(self, request: Running) -> bool:
+        return request.remaining == 0 or request.token in self.engine.model.config.end_tokens
 
     def _keep_rolling(self, rows: list[int]) -> None:
         """Where a request stands at a block end: publish the block, and keep a copy of the state."""

@@ -117,9 +117,7 @@ class DecodeRole:
             self.control.send({"type": "failed", "key": key, "error": "NotReceived: no hand-off was applied"})
             return
         del self._expected[key]
-        running = Running(
-            key, expected.alloc, message["token"], expected.max_tokens - 1, self.engine.model.config.end_tokens
-        )
+        running = Running(key, expected.alloc, message["token"], expected.max_tokens - 1)
         if not self.batch.join(running, expected.state):
             self.control.send({"type": "finished", "key": key})
 

@@ -57,7 +57,7 @@ class Client:
         done = self.engine.prefill(prompt, alloc, state)
         self.tokens[key], self.digests[key] = [], hashlib.sha256()
         self._take(key, done.token, done.logits)
-        self.batch.join(Running(key, alloc, done.token, max_tokens - 1, self.engine.model.config.end_tokens), state)
+        self.batch.join(Running(key, alloc, done.token, max_tokens - 1), state)
         return done.cached_tokens
 
     def step(self) -> None:
