@@ -53,7 +53,8 @@ class Served:
     @property
     def finished(self) -> bool:
         """Whether the last token that it may have has come."""
-        return len(self.tokens) == self.record.request.max_tokens or bool({*self.tokens[-1:]} & {*self.end_tokens})
+        last = self.tokens[-1] if self.tokens else None
+        return len(self.tokens) == self.record.request.max_tokens or last in self.end_tokens
 
     def add(self, event: Message) -> None:
         self.tokens.append(event["token"])
