@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prfaas_ref.errors import UserError
+from prfaas_ref.model.config import as_bytes
 
 if TYPE_CHECKING:
     from prfaas_ref.model.hybrid import HybridModel
@@ -89,6 +90,6 @@ def read_prompt(file: str | None) -> bytes:
 
 def show_text(tokens: Sequence[int], width: int = 60) -> str:
     """Byte tokens as printable text, cut to a width."""
-    text = bytes(t for t in tokens if t < 256).decode("utf-8", "replace")
+    text = as_bytes(tokens).decode("utf-8", "replace")
     shown = "".join(c if c.isprintable() else "·" for c in text)
     return shown if len(shown) <= width else shown[: width - 1] + "…"

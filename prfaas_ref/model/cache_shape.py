@@ -30,8 +30,10 @@ PUBLISHED = ("kimi-linear-48b", "mimo-v2-flash", "qwen3.5-397b", "ring-2.5-1t", 
 FOLDER = Path(__file__).parent / "published_configs"
 GDN = "gdn"
 KIND_NAMES = {"full_attention": "full", "linear_attention": "linear", "sliding_attention": SLIDING}
-DENSE_TYPES = {"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "minimax_m2", "gemma", "phi3"}
-DENSE_TYPES |= {"deepseek_v2", "deepseek_v3", "kimi_k2"}  # of MLA layers
+DENSE_TYPES = {
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "minimax_m2", "gemma", "phi3",
+    "deepseek_v2", "deepseek_v3", "kimi_k2",
+}  # fmt: skip
 LAYER_LISTS = "linear_attn_config, layer_types, hybrid_layer_pattern, full_attention_interval or layer_group_size"
 
 
@@ -78,7 +80,7 @@ def layer_list(config: Mapping[str, Any]) -> list[str]:
     (n,) = need(config, "num_hidden_layers")
     linear = config.get("linear_attn_config") or {}
     if "kda_layers" in linear:
-        kda_layers, full_layers = need_lists(linear, "kda_layers", "full_attn_layers")
+        kda_layers, full_layers = need_any(linear, "kda_layers", "full_attn_layers")
         return list(from_one_based(n, {"linear": kda_layers, "full": full_layers}))
     if types := config.get("layer_types"):
         if unknown := sorted(set(types) - set(KIND_NAMES)):
@@ -107,11 +109,11 @@ def linear_kind(config: Mapping[str, Any]) -> str:
 
 def need(config: Mapping[str, Any], *names: str) -> list[int]:
     """The values of fields. Raises ValueError naming all that are missing."""
-    return [int(value) for value in need_lists(config, *names)]
+    return [int(value) for value in need_any(config, *names)]
 
 
-def need_lists(config: Mapping[str, Any], *names: str) -> list[Any]:
-    """As `need`, for fields that are lists."""
+def need_any(config: Mapping[str, Any], *names: str) -> list[Any]:
+    """As `need`, for fields of any kind."""
     if missing := [name for name in names if config.get(name) is None]:
         raise ValueError(f"the cache cannot be sized without {', '.join(missing)}")
     return [config[name] for name in names]

@@ -4,6 +4,7 @@ Knows nothing of tensors. `layer_kinds` is always the explicit list of layers; r
 into it at the border (`published.py`). A kind's name is the field that holds its shape.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from prfaas_ref.model.kinds import GQAShape, Grid, KDAShape, LayerKind, LightningShape, MLAShape, SlidingShape, positive
@@ -88,6 +89,12 @@ class HybridConfig:
 
 BYTES, END = 256, 256
 """The toy's vocabulary: token i is byte i, and token 256 ends an answer."""
+
+
+def as_bytes(tokens: Iterable[int]) -> bytes:
+    """The bytes that tokens stand for; those that end an answer stand for none."""
+    return bytes(token for token in tokens if token < BYTES)
+
 
 # Seven KDA layers, then one MLA layer; K != V on purpose, so that no transposed state has a legal shape.
 TOY = HybridConfig(

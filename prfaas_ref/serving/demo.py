@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prfaas_ref.model.config import BYTES
+from prfaas_ref.model.config import as_bytes
 from prfaas_ref.model.generation import Generation, generate
 from prfaas_ref.model.hybrid import HybridModel
 from prfaas_ref.model.sizes import bytes_per_token, fixed_bytes
@@ -67,7 +67,7 @@ class Verdict:
     @property
     def answer(self) -> str:
         """The answer's bytes as text."""
-        return bytes(token for token in self.served.tokens if token < BYTES).decode("utf-8", "replace")
+        return as_bytes(self.served.tokens).decode("utf-8", "replace")
 
     def to_json(self) -> dict[str, Any]:
         record = self.served.record

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prfaas_ref.model.config import as_bytes
 from prfaas_ref.model.facts import Document, Filler, document, sentence
 from prfaas_ref.model.generation import PIECE, greedy, logits_bytes, prefill
 from prfaas_ref.model.hybrid import HybridModel
@@ -68,7 +69,7 @@ class Answer:
 
 def says(tokens: Sequence[int]) -> str:
     """The first number in an answer, as its digits; empty if there is none."""
-    match = re.search(rb"\d+", bytes(t for t in tokens if t < 256))
+    match = re.search(rb"\d+", as_bytes(tokens))
     return match[0].decode() if match else ""
 
 

@@ -42,6 +42,7 @@ TENANTS = st.sampled_from(["", "a", "limited"])
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 PICK = st.integers(0, 5)  # one of the requests or transfers, modulo how many there are
 LENGTH = st.integers(0, 14)
+FLAGS = [name for name in dir(CacheAdapter) if name.startswith(("has_", "can_"))]
 
 
 def pick(items: list[Item], number: int) -> Item:
@@ -74,9 +75,8 @@ class ManagerMachine(RuleBasedStateMachine):
         if getattr(factory, "has_state", False):
             config = replace(config, state_blocks=max(1, config.state_blocks))
         self.examiner = Examiner(factory(replace(config, block_size=config.block_size * self.unit)))
-        flags = [name for name in dir(CacheAdapter) if name.startswith(("has_", "can_"))]
-        set_here = [name.partition("_")[2] for name in flags if getattr(self.examiner.adapter, name)]
-        examined.calls = max(examined.calls, ", ".join(["allocate", "commit", "free", *set_here]), key=len)
+        parts = [name.partition("_")[2] for name in FLAGS if getattr(self.examiner.adapter, name)]
+        examined.calls = max(examined.calls, ", ".join(["allocate", "commit", "free", *parts]), key=len)
 
     @invariant()
     def verify(self) -> None:
